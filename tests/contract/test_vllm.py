@@ -178,6 +178,6 @@ def test_a_run_whose_weights_do_not_arrive_is_stopped_with_the_cause(tiny_tokeni
     # The trainer writes its first weights for ever and calls them new: every hash is in order, and only measuring can tell.
     monkeypatch.setattr(engine._outbox, "write", lambda policy, **kwargs: first)
     monkeypatch.setattr(engine, "fingerprint", policy.fingerprint)
-    with pytest.raises(TrainingError, match="stale weights: asked again what it was asked at version"):
+    with pytest.raises(TrainingError, match=r"stale weights.*version"):
         train(policy, engine, learning_rate=0.05)
     engine.close()

@@ -38,22 +38,22 @@ def test_without_a_gpu_models_are_on_the_cpu():
 @needs_no_gpu
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3"])
 def test_a_gpu_that_is_not_there_is_an_error_that_says_what_to_write(name):
-    with pytest.raises(ConfigError, match=rf"device is '{name}', and torch is a build for CPUs .* `device: auto`"):
+    with pytest.raises(ConfigError, match=rf"'{name}'.*build for CPUs.*`device: auto`"):
         resolve_device(name)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "CUDA", "cpu:0", "", "cuda:0 "])
 def test_what_is_no_device_is_refused_by_the_recipe_and_by_the_library(name, tmp_path):
-    with pytest.raises(ConfigError, match=r"device: .*a device is auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match=r"device: .*auto, cpu, cuda or cuda:N"):
         recipe(tmp_path, device=name)
-    with pytest.raises(ConfigError, match="wanted auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match="auto, cpu, cuda or cuda:N"):
         resolve_device(name)
 
 
 def test_a_number_beyond_the_last_gpu_is_an_error_that_counts_them():
     with pretend_gpu(count=2):
         assert resolve_device("cuda:1") == torch.device("cuda", 1)
-        with pytest.raises(ConfigError, match="torch has 2: cuda:0 to cuda:1"):
+        with pytest.raises(ConfigError, match="2: cuda:0 to cuda:1"):
             resolve_device("cuda:2")
     with pretend_gpu(), pytest.raises(ConfigError, match="torch has 1: cuda:0"):
         resolve_device("cuda:1")
@@ -176,5 +176,5 @@ def test_validation_names_a_device_that_is_not_there(tmp_path):
 
 
 def test_four_bits_on_the_cpu_are_refused_where_there_is_a_gpu_too(tmp_path):
-    with pretend_gpu(), placed_on("cpu"), pytest.raises(ModelError, match="the recipe puts models on the CPU"):
+    with pretend_gpu(), placed_on("cpu"), pytest.raises(ModelError, match=r"recipe.*CPU"):
         PolicyModel.from_pretrained(ModelConfig.of({"path": "embedded", "lora": {"quantize_4bit": True}}))

@@ -241,7 +241,7 @@ def test_a_folder_that_was_taken_for_abandoned_before_its_lock_is_made_again(tem
 def test_a_machine_that_does_not_isolate_is_refused_by_name(monkeypatch):
     missing = {"files": "the kernel has no Landlock"}
     monkeypatch.setattr(Sandbox, "run", lambda *a: sandbox.Run([sandbox.Outcome("done", "1")], missing))
-    with pytest.raises(RewardError, match=r"confining files: the kernel has no Landlock.*isolation: available"):
+    with pytest.raises(RewardError, match=r"Landlock.*isolation: available"):
         CodeReward().score(*samples(block(RIGHT), tests=[TESTS]))
     Sandbox(LIMITS, isolation="available").check()
 
@@ -259,7 +259,7 @@ def test_what_a_test_wants_is_not_in_what_the_sandbox_is_told():
 def test_tests_that_are_none_are_told_by_row_and_column(tests):
     with pytest.raises(TestsError):
         cases_of(tests)
-    with pytest.raises(RewardError, match=r"sample 'p0'.*its column 'tests' holds"):
+    with pytest.raises(RewardError, match=r"'p0'.*'tests'"):
         CodeReward().score(*samples(block(RIGHT), tests=[tests]))
 
 

@@ -413,7 +413,7 @@ def test_a_pipe_and_a_device_are_refused_instead_of_waited_for(tmp_path):
         "d.jsonl is a pipe; wanted a regular file, which can be read twice. Write the rows to a file"
         in read_message(pipe)
     )
-    with pytest.raises(DataError, match="/dev/null is not of a known format"):
+    with pytest.raises(DataError, match="/dev/null"):
         read_rows("/dev/null")
     device = tmp_path / "null.jsonl"
     device.symlink_to("/dev/null")
@@ -481,11 +481,11 @@ def test_names_that_no_terminal_can_print_are_escaped(tmp_path):
     with pytest.raises(DataError) as caught:
         read_rows(path)
     assert r"caf\udce9.jsonl:1: no known kind" in str(caught.value)
-    with pytest.raises(DataError, match=r"There is no file or folder a.*b\.jsonl"):
+    with pytest.raises(DataError, match=r"a.*b\.jsonl"):
         read_rows("a\0b.jsonl")
-    with pytest.raises(DataError, match="the name is longer than the system allows"):
+    with pytest.raises(DataError, match="name is longer"):
         read_rows(str(tmp_path / ("x" * 5000)) + ".jsonl")
-    with pytest.raises(DataError, match="The name of the data is empty"):
+    with pytest.raises(DataError, match=r"name.*empty"):
         read_rows("")
 
 
@@ -538,10 +538,10 @@ def test_a_file_that_changes_between_opening_and_reading_is_named(tmp_path):
     assert len(list(stream)) == 2
     with path.open("ab") as file:
         file.write(GOOD_LINE)
-    with pytest.raises(DataError, match=r"d.jsonl changed while it was in use: it grew"):
+    with pytest.raises(DataError, match=r"d\.jsonl changed"):
         list(stream)
     path.unlink()
-    with pytest.raises(DataError, match=r"There is no file .*d.jsonl any more; it was there when the data was opened"):
+    with pytest.raises(DataError, match=r"d\.jsonl any more"):
         list(stream)
 
 
@@ -579,7 +579,7 @@ def test_a_saved_cursor_is_refused_where_the_file_has_other_content(tmp_path, to
     assert "put the old data back, or start over without the checkpoint" in str(caught.value)
     other = tmp_path / "e.jsonl"
     write_many(other)
-    with pytest.raises(CheckpointError, match=r"is of 1 files \('d.jsonl:\w+'\), and the data now are 2 \('d.jsonl"):
+    with pytest.raises(CheckpointError, match=r"1 files \('d.jsonl:\w+'\).* 2 \('d.jsonl"):
         StreamingSFTDataset([path, other], tokenizer).load_state_dict(state)
     fresh = StreamingSFTDataset(path, tokenizer)
     with pytest.raises(CheckpointError, match="is not whole"):
@@ -595,7 +595,7 @@ def test_a_stream_whose_file_changes_between_two_blocks_stops(tmp_path, tokenize
     next(items)
     with path.open("ab") as file:
         file.write(GOOD_LINE)
-    with pytest.raises(DataError, match=r"d.jsonl changed while it was in use: it grew"):
+    with pytest.raises(DataError, match=r"d\.jsonl changed"):
         list(items)
 
 
@@ -678,13 +678,9 @@ def test_a_prompt_beyond_the_limit_names_the_row_and_the_ways_out(tmp_path, toke
 
     path = tmp_path / "d.jsonl"
     write_rows(path, [GOOD, {"prompt": "word " * 50, "completion": "c"}])
-    with pytest.raises(
-        DataError, match=rf"{path}:2: the prompt has \d+ tokens and max_prompt_length is 8; raise it, or choose"
-    ):
+    with pytest.raises(DataError, match=rf"{path}:2: .*\d+ tokens.*max_prompt_length is 8"):
         GRPODataset(path, tokenizer, max_prompt_length=8)
-    with pytest.raises(
-        DataError, match=rf"{path}:2: the row has \d+ tokens and max_length is 8; raise it, or choose trunc"
-    ):
+    with pytest.raises(DataError, match=rf"{path}:2: .*\d+ tokens.*max_length is 8.*trunc"):
         SFTDataset(path, tokenizer, max_length=8)
     kept = SFTDataset(path, tokenizer, max_length=8, truncation="keep_start")
     assert (len(kept), kept.report.dropped_too_long) == (1, 1), (
@@ -701,7 +697,7 @@ def test_completions_that_are_empty_are_counted_and_none_left_is_an_error(tmp_pa
     write_rows(path, [{"prompt": "p", "completion": ""}])
     data = SFTDataset(path, tokenizer)
     assert data.report.empty_completions == 1, "it teaches to stop at once; the report says so"
-    with pytest.raises(DataError, match=r"d.jsonl:1: a completion is empty; give it text, or leave add_eos=True"):
+    with pytest.raises(DataError, match=r"d.jsonl:1: .*empty.*add_eos=True"):
         SFTDataset(path, tokenizer, add_eos=False)
     write_rows(path, [{"prompt": "word " * 50, "completion": "c"}])
     with pytest.raises(DataError) as caught:
@@ -767,9 +763,7 @@ def test_a_dialogue_without_the_assistant_has_nothing_to_learn_from(tmp_path, to
 
     path = tmp_path / "d.jsonl"
     write_rows(path, [dialogue("system", "user")])
-    with pytest.raises(
-        DataError, match=r"d.jsonl:1: no message is the assistant's, so .* the roles are 'system', 'user'"
-    ):
+    with pytest.raises(DataError, match=r"d.jsonl:1: .*'system', 'user'"):
         SFTDataset(path, tokenizer)
 
 
@@ -832,17 +826,13 @@ def test_what_can_not_be_written_leaves_the_old_file(tmp_path):
     path, out = tmp_path / "d.jsonl", tmp_path / "folder.jsonl"
     path.write_bytes(GOOD_LINE)
     out.mkdir()
-    with pytest.raises(StorageError, match=r"folder.jsonl.*: there is a folder of that name"):
+    with pytest.raises(StorageError, match=r"folder\.jsonl"):
         run_convert(path, out)
     with pytest.raises(StorageError, match=r"d.jsonl"):
         run_convert(path, path / "out.jsonl")
-    with pytest.raises(
-        DataError, match=r"d.jsonl: row 1: column 'x' can't be written as JSON: 'utf-8' codec can't encode"
-    ):
+    with pytest.raises(DataError, match=r"d.jsonl: row 1: column 'x'.*utf-8"):
         write_rows(path, [{"x": "\ud800"}])
-    with pytest.raises(
-        DataError, match=r"d.parquet: column 'x' holds values that Parquet can't store together: .* Make them of one"
-    ):
+    with pytest.raises(DataError, match=r"d.parquet: column 'x'.*Parquet"):
         write_rows(tmp_path / "d.parquet", [{"x": 10**30}])
     assert path.read_bytes() == GOOD_LINE
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["d.jsonl", "folder.jsonl"]
@@ -853,9 +843,7 @@ def test_rows_of_several_kinds_are_not_written_into_one_table(tmp_path):
     write_rows(path, [GOOD, {"prompt": "p"}])
     assert run_convert(path, tmp_path / "out.jsonl").num_written == 2
     for name in ("out.csv", "out.parquet"):
-        with pytest.raises(
-            DataError, match=rf"{name}: the rows are of the kinds completion, prompt, and a table holds one"
-        ):
+        with pytest.raises(DataError, match=rf"{name}: .*completion, prompt"):
             run_convert(path, tmp_path / name)
         assert not (tmp_path / name).exists()
 

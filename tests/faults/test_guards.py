@@ -62,7 +62,7 @@ def test_stop_ends_the_run_and_the_same_command_goes_on_once_the_limit_is_raised
 
 def test_restore_goes_back_to_a_checkpoint_with_half_the_learning_rate(tmp_path):
     trainer = build(tmp_path, {"kl": {"limit": 0.5, "action": "restore"}, "max_restores": 1, "action": "off"})
-    with pytest.raises(TrainingError, match=r"went back 1 time already \(guards.max_restores\)"):
+    with pytest.raises(TrainingError, match=r"1 time.*guards\.max_restores"):
         trainer.train()
     first, second = alarms(tmp_path)
     assert first["action"] == "restore"
@@ -140,7 +140,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_written_when_it_is_found_and_s
 
 
 def test_restore_without_a_folder_for_checkpoints_is_refused_before_training():
-    with pytest.raises(ConfigError, match="a guard's action is `restore`, and there is no folder for checkpoints"):
+    with pytest.raises(ConfigError, match=r"`restore`.*folder"):
         toy.build_trainer("grpo", guards="restore").train()
 
 

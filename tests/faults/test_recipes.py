@@ -112,9 +112,9 @@ def test_a_byte_order_mark_and_carriage_returns_are_no_fault(path):
 
 def test_a_path_that_is_no_recipe_is_answered_with_those_that_are(tmp_path):
     (tmp_path / "quickstart.yaml").write_text(RECIPE)
-    with pytest.raises(ConfigError, match=r"There is no file .*quikstart\.yaml\. Did you mean 'quickstart\.yaml'\?"):
+    with pytest.raises(ConfigError, match=r"quikstart\.yaml.*'quickstart\.yaml'"):
         load_recipe(tmp_path / "quikstart.yaml")
-    with pytest.raises(ConfigError, match=r"is a folder .*; give one of its files: quickstart\.yaml\."):
+    with pytest.raises(ConfigError, match=r"folder.*quickstart\.yaml"):
         load_recipe(tmp_path)
 
 
@@ -389,7 +389,7 @@ def test_a_key_of_another_library_is_answered_with_ours(stage, key, ours, path):
     ],
 )
 def test_a_methods_key_of_another_library_is_answered_with_ours(kind, key, ours):
-    with pytest.raises(ConfigError, match=rf"x\.{key}: there is no such key\. Did you mean {ours}\?"):
+    with pytest.raises(ConfigError, match=rf"x\.{key}: .*{ours}\?"):
         RecipeConfig.of({"name": "r", "stages": {"x": {"kind": kind, key: 1}}})
 
 
@@ -419,9 +419,7 @@ def test_what_stands_for_their_values_is_valid():
 
 
 def test_trls_loss_type_is_a_method_where_no_key_stands_for_it():
-    with pytest.raises(
-        ConfigError, match=r"loss_type: there is no such key\. What TRL calls a loss_type is a method here"
-    ):
+    with pytest.raises(ConfigError, match=r"loss_type: .*TRL"):
         RecipeConfig.of({"name": "r", "stages": {"x": {"kind": "cpo", "loss_type": "simpo"}}})
 
 

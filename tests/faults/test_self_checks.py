@@ -133,7 +133,7 @@ def test_an_engine_that_says_an_old_version_is_refused():
             super().load_weights(0)
 
     policy = toy.build_policy()
-    with pytest.raises(TrainingError, match="sampled with the weights of version 0, and the trainer is at 1"):
+    with pytest.raises(TrainingError, match=r"version 0.* 1"):
         train_with(Forgetful(policy), policy, TrainingLogger(stage="grpo"))
 
 

@@ -75,9 +75,7 @@ def test_a_process_that_is_killed_between_two_requests_comes_back_too(engine):
 
 def test_a_process_that_dies_every_time_ends_in_one_error(engine, faults):
     faults.write_text("die")
-    with pytest.raises(
-        TrainingError, match=r"was ended by SIGKILL.*and after a restart it was ended by SIGKILL"
-    ) as caught:
+    with pytest.raises(TrainingError, match=r"SIGKILL.*restart.*SIGKILL") as caught:
         ask(engine)
     assert "at 'generate'" in str(caught.value)
     log = Path(str(caught.value).rpartition("Its log is ")[2].rstrip("."))
@@ -100,7 +98,7 @@ def test_a_process_that_hangs_is_ended_and_started_again(policy, faults):
 
 def test_what_vllm_raises_is_passed_on_and_no_reason_to_start_again(engine, faults):
     faults.write_text("raise")
-    with pytest.raises(TrainingError, match="vLLM failed at 'generate': RuntimeError: an engine core died"):
+    with pytest.raises(TrainingError, match="'generate': RuntimeError: an engine core died"):
         ask(engine)
     assert engine.restarts == 0
     faults.unlink()
@@ -113,7 +111,7 @@ def test_weights_that_never_reach_the_model_stop_the_push(engine, policy, faults
     nudge(policy)
     with pytest.raises(
         TrainingError,
-        match="loaded the weights of version 1, but its memory still holds those of version 0",
+        match=r"version 1, .*version 0",
     ):
         engine.load_weights(1)
 
@@ -131,9 +129,7 @@ def test_an_answer_of_other_weights_is_refused(engine, monkeypatch, key, value):
     process = engine._session._process
     honest = process.ask
     monkeypatch.setattr(process, "ask", lambda *args, **kwargs: {**honest(*args, **kwargs), key: value})
-    with pytest.raises(
-        TrainingError, match=r"vLLM answered with weights of version .* and the trainer is at 0 .*: stale weights"
-    ):
+    with pytest.raises(TrainingError, match=r"version .* 0 .*: stale weights"):
         ask(engine)
 
 
@@ -143,7 +139,7 @@ def test_a_process_that_acknowledges_another_version_is_refused(engine, monkeypa
     honest = process.ask
     monkeypatch.setattr(process, "ask", lambda *args, **kwargs: {**honest(*args, **kwargs), "version": 0})
     nudge(policy)
-    with pytest.raises(TrainingError, match=r"was given weights of version 1 .* and says that it has version 0"):
+    with pytest.raises(TrainingError, match=r"version 1 .*version 0"):
         engine.load_weights(1)
 
 
@@ -163,45 +159,39 @@ def test_a_damaged_file_is_found_by_its_checksum(engine, monkeypatch, policy):
     nudge(policy)
     with pytest.raises(
         TrainingError,
-        match=r"weights of version 1 were damaged on their way to vLLM: .*model.safetensors has the sha256",
+        match=r"version 1 .*damaged.*model\.safetensors.*sha256",
     ):
         engine.load_weights(1)
 
 
 def test_a_number_that_is_none_is_an_error(engine, faults):
     faults.write_text("nan")
-    with pytest.raises(TrainingError, match="gave a log-probability that is not finite"):
+    with pytest.raises(TrainingError, match=r"log-probability.*not finite"):
         ask(engine)
 
 
 def test_an_environment_without_vllm_is_named(policy):
     engine = build_engine(policy, env={"PYTHONPATH": "/nonexistent"})
-    with pytest.raises(
-        MissingExtraError, match=f"engine.python is {sys.executable}, and there is no vLLM in its environment"
-    ):
+    with pytest.raises(MissingExtraError, match=rf"engine.python is {sys.executable}"):
         ask(engine)
 
 
 def test_this_environment_without_vllm_is_named(policy):
     engine = build_engine(policy, python=None)
-    with pytest.raises(
-        MissingExtraError, match=r"Name the interpreter of one that has in engine.python, or install it here with: pip"
-    ):
+    with pytest.raises(MissingExtraError, match=r"engine\.python.*pip"):
         ask(engine)
 
 
 def test_an_interpreter_that_is_not_there_is_named(policy):
     engine = build_engine(policy, python="/opt/nowhere/bin/python")
-    with pytest.raises(
-        ConfigError, match=r"engine.python is '/opt/nowhere/bin/python', which can't be run: No such file"
-    ):
+    with pytest.raises(ConfigError, match=r"engine\.python.*'/opt/nowhere/bin/python'"):
         ask(engine)
 
 
 @pytest.mark.parametrize(("version", "word"), [("0.9.2", "older"), ("0.34.0", "newer"), ("dev", "older")])
 def test_a_version_that_is_not_known_to_work_is_refused_unless_told(policy, version, word):
     engine = build_engine(policy, env={"FAKE_VLLM_VERSION": version})
-    with pytest.raises(ConfigError, match=f"found vLLM {version}, {word} than what it works with, 0.32 to 0.33"):
+    with pytest.raises(ConfigError, match=rf"{version}, {word} .*0.32 to 0.33"):
         ask(engine)
     tried = build_engine(policy, env={"FAKE_VLLM_VERSION": version}, any_version=True)
     assert len(ask(tried)) == 4
@@ -210,9 +200,7 @@ def test_a_version_that_is_not_known_to_work_is_refused_unless_told(policy, vers
 
 def test_a_model_that_vllm_does_not_start_with_says_so(engine, faults):
     faults.write_text("no start")
-    with pytest.raises(
-        ModelError, match="vLLM does not start with this model: ValueError: To serve at least one request"
-    ):
+    with pytest.raises(ModelError, match="ValueError: To serve at least one request"):
         ask(engine)
 
 

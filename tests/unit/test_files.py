@@ -142,7 +142,7 @@ def told_by_rust():
 
 @pytest.mark.parametrize("fail", [hidden_by_torch, told_by_rust])
 def test_a_full_disk_that_a_library_hides_is_seen(tmp_path, fail):
-    with pytest.raises(StorageError, match="the disk has no room left"), storage_errors(tmp_path):
+    with pytest.raises(StorageError, match="no room"), storage_errors(tmp_path):
         fail()
 
 
@@ -187,12 +187,10 @@ def test_an_input_that_can_not_be_read_is_no_trouble_of_the_output(tmp_path, row
 def test_a_path_that_leads_through_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "a.txt", tmp_path / "file" / "deep" / "a.txt"):
-        with pytest.raises(
-            StorageError, match=r"Can't write .*file.*: a part of the path is a file, not a folder\. Remove"
-        ):
+        with pytest.raises(StorageError, match=r"file.*: .*a file, not a folder"):
             write_text(path, "x")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match=r"Can't write .*: there is a folder of that name\. Remove it, or choose"):
+    with pytest.raises(StorageError, match=r"folder of that name"):
         write_text(tmp_path / "folder", "x")
     assert files_in(tmp_path) == ["file", "folder"]
 

@@ -151,7 +151,7 @@ def check_has_template(chat: ChatFormat, where: str) -> None:
 
 
 def check_roles(chat: ChatFormat, messages: Messages, where: str) -> None:
-    """Refuse a role that nobody knows: most templates render ``assitant`` without a word, and nothing of it is scored.
+    """Refuse a role that nobody knows: most templates render ``assitant`` silently, and nothing of it is scored.
 
     The order of roles is the template's business: many take two messages of one speaker in a row, an assistant who
     speaks first, or a system message in the middle; one that does not refuses the row itself.

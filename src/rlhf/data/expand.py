@@ -43,7 +43,7 @@ def preferences_of(row: Row) -> list[PreferenceRow]:
 
 
 def comparisons_of(row: Row) -> list[PreferenceRow | PreferenceSample]:
-    """The same pairs, and beside them those without a winner, as the samples that they are: ties teach too."""
+    """The same pairs, and next to them those without a winner, as the samples that they are: ties teach too."""
     if isinstance(row, RankingSample):
         return [*row.pairs(), *_ties_of(row)]
     if isinstance(row, PreferenceSample) and row.preference is Preference.TIE:
@@ -213,7 +213,7 @@ def text_key(text: Text) -> str:
 
 
 def prompt_names(prompts: Iterable[Text]) -> list[str]:
-    """A name for each prompt that its text gives: the same wherever it stands in whichever file; a text that comes again is
+    """A name for each prompt that its text gives: the same wherever it is in whichever file; a text that comes again is
     numbered."""
     found: list[str] = []
     times: dict[str, int] = {}

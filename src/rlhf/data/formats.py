@@ -76,7 +76,7 @@ HALVES = (("chosen", "rejected"), ("completion_a", "completion_b"))
 """Columns that mean nothing without each other."""
 
 LONGEST_ID = 1000
-"""Characters of a row's id: it stands in every report, seed and file name made of the row."""
+"""Characters of a row's id: it is in every report, seed and file name made of the row."""
 
 LONGEST_WORD = 40
 """Characters a word is at most believed to have."""

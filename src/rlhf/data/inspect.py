@@ -65,7 +65,7 @@ class CheckReport:
     num_rows: int
     num_usable: int
     columns: Mapping[str, int]
-    """Columns beside the kind's own, and how many rows have each."""
+    """Columns in addition to the kind's own, and how many rows have each."""
     num_identical: int
     """Pairs whose chosen and rejected are equal."""
     num_ties: int

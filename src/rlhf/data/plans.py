@@ -46,7 +46,7 @@ class Plan:
     """The sequences of a training row; None for prompts."""
     strings_are: Kind = Kind.TEXT
     options: Sequence[str] = COMPLETION_OPTIONS
-    """What its data sets take of ``DatasetOptions``, beside how rows are read."""
+    """What its data sets take of ``DatasetOptions``, in addition to how rows are read."""
 
     def items(
         self, rows: Sequence[Row], how: Tokenization, report: TokenizationReport, *, skip_bad_rows: bool

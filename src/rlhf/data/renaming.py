@@ -14,7 +14,7 @@ MEANT: Mapping[str, str] = {
     "worse": "rejected", "conversation": "messages", "dialogue": "messages", "dialog": "messages", "content": "text",
     "document": "text", "score": "rating",
 }  # fmt: skip
-"""Columns of published data sets and what they are here. No alias: `answer` beside a prompt may be for the reward alone."""
+"""Columns of published data sets and what they are here. No alias: `answer` next to a prompt may be for the reward alone."""
 
 MOST_LETTERS = 20
 """Of a name that may be a misspelled one of ours."""

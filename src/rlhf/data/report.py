@@ -36,7 +36,7 @@ class TokenizationReport:
     no_eos: int = 0
     """Completions that end without EOS or another end-of-turn token: cut, or ``add_eos=False``."""
     eos_inside: int = 0
-    """Completions with EOS before their end: its text stands in the data."""
+    """Completions with EOS before their end: its text is in the data."""
     ties: int = 0
     """Comparisons and rankings in which nothing is better; left out."""
     identical: int = 0
@@ -44,7 +44,7 @@ class TokenizationReport:
     repeated_ids: int = 0
     """Rows whose id another row had already; ``#2``, ``#3`` ... was put behind it."""
     other_columns: dict[str, int] = field(default_factory=dict)
-    """Columns beside the row's own kind, and how many rows have each: kept, and given to trainers and rewards by name."""
+    """Columns in addition to the row's own kind, and how many rows have each: kept, and given to trainers and rewards by name."""
     bad_rows: list[BadRow] = field(default_factory=list)
     """Rows skipped under ``on_bad_row="skip"``, each with place and reason."""
 

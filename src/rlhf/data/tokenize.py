@@ -296,7 +296,7 @@ ID_COLUMNS: Mapping[type[Row], tuple[str, ...]] = {
     CompletionRow: ("completion_ids",),
     UnpairedRow: ("completion_ids",),
 }
-"""Columns beside ``prompt_ids`` that make a row a tokenized one."""
+"""Columns in addition to ``prompt_ids`` that make a row a tokenized one."""
 
 
 def given_ids(row: Row, how: Tokenization) -> Ids | None:

@@ -49,7 +49,7 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row | Mapping[str, A
 
 
 def _check_one_kind(rows: Iterable[Row | Mapping[str, Any]], path: Path) -> None:
-    """A table gives every row every column: read again, a prompt beside a demonstration would have an empty completion."""
+    """A table gives every row every column: read again, a prompt next to a demonstration would have an empty completion."""
     kinds = sorted({row.kind for row in rows if isinstance(row, Row)})
     if len(kinds) > 1:
         raise DataError(

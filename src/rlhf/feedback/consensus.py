@@ -8,7 +8,7 @@ Labels of several classes become one row for each item, with the probability of 
 tempered on held-out judgments (``rlhf.feedback.tempering``).
 
 Which completion is called the first is drawn again for each pair before anything is learned: in a file of preferences the
-chosen one always stands first, and a prior or a confusion table over "first" and "second" would learn that.
+chosen one always comes first, and a prior or a confusion table over "first" and "second" would learn that.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class ConsensusRows:
-    """Rows for training, and what to say beside them."""
+    """Rows for training, and what to say in addition to them."""
 
     rows: list[dict[str, Any]]
     learned: Sequence[Learned]

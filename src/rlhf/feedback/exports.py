@@ -155,7 +155,7 @@ def files_of_events(
 ) -> dict[Path, list[dict[str, Any]]]:
     """Where rows of events go: a file of training data holds one kind of row, and thumbs are another kind than edits and votes.
 
-    Where both are there and none was chosen, each kind has a file of its own beside the name that was given:
+    Where both are there and none was chosen, each kind has a file of its own next to the name that was given:
     ``votes.jsonl`` becomes ``votes.pairs.jsonl`` and ``votes.verdicts.jsonl``. Edits beside votes become comparisons as those are, which
     may be ties.
 

@@ -13,7 +13,7 @@ from rlhf.errors import DataError
 
 
 class Example(BaseConfig):
-    """A worked example, shown beside the guideline."""
+    """A worked example, shown next to the guideline."""
 
     prompt: str
     """What was asked."""
@@ -29,7 +29,7 @@ class AnnotationGuideline(BaseConfig):
     """One dimension that completions are judged on."""
 
     name: str
-    """Short, as it stands on the page."""
+    """Short, as it is on the page."""
     description: str
     """What to look for."""
     weight: float = Field(1.0, gt=0)

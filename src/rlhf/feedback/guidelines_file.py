@@ -25,7 +25,7 @@ from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines import AnnotationGuideline
 
 MAX_NAME = 60
-"""Characters: a name stands beside five buttons."""
+"""Characters: a name is next to five buttons."""
 MAX_GUIDELINES = 20
 """More dimensions nobody rates with care."""
 WANTED = "wanted a list of guidelines, each with `name` and `description`"

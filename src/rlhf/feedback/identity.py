@@ -15,14 +15,14 @@ from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import MAX_ID, Task, TaskKind
 
 KNOWN = "known"
-"""The column beside a task of what a row says of it and nobody in particular has said."""
+"""The column next to a task of what a row says of it and nobody in particular has said."""
 NAMED = "task-"
 """How names by content begin; hexadecimal digits follow, and what a reader of another layout puts behind them."""
 NUM_DIGITS = 16
 
 
 def content_id(kind: TaskKind, prompt: Any, texts: Sequence[Any]) -> str:
-    """A name for a task that brings none: the same question has the same one in any file, whichever completion stands first."""
+    """A name for a task that brings none: the same question has the same one in any file, whichever completion comes first."""
     return _named_in_order(kind, prompt, sorted(texts, key=text_key))
 
 
@@ -53,9 +53,9 @@ def lasting_id(task: Task) -> str:
 
 
 def places_of(first: Task, second: Task) -> list[int] | None:
-    """Where each completion of one task stands in another; None where they show other texts.
+    """Where each completion of one task is in another; None where they show other texts.
 
-    Completions of the same text are told apart by their models, as far as that goes.
+    Completions of the same text are distinguished by their models, as far as that goes.
     """
     if text_key(first.prompt) != text_key(second.prompt):
         return None
@@ -85,7 +85,7 @@ def turned(item: Item, places: Sequence[int]) -> Item:
 
     Args:
         item: A task and its judgments, whose values are those of its kind.
-        places: For each place of the new order, where that completion stands now.
+        places: For each place of the new order, where that completion is now.
     """
     if list(places) == list(range(len(places))):
         return item

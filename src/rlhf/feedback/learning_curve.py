@@ -63,7 +63,7 @@ class MeasuredAccuracy:
 
     @property
     def may_be_a_coin(self) -> bool:
-        """Not told apart from one half, or below it: nothing was learned that so many held-out pairs show."""
+        """Not distinguished from one half, or below it: nothing was learned that so many held-out pairs show."""
         return self.accuracy - 0.5 <= COIN_ERRORS * 0.5 / math.sqrt(self.held_out)
 
 
@@ -142,7 +142,7 @@ def fit_learning_curve(points: Sequence[MeasuredAccuracy], *, label_accuracy: fl
 
     Raises:
         ConfigError: A point or a share is out of its range, there are too few, one lies so far above ``label_accuracy`` that
-            it can't be true, or none is told apart from a coin.
+            it can't be true, or none is distinguished from a coin.
     """
     _check(points, label_accuracy)
     pairs, accuracy, held_out = (
@@ -157,7 +157,7 @@ def fit_learning_curve(points: Sequence[MeasuredAccuracy], *, label_accuracy: fl
     for _ in range(3):
         ceilings, shares, logs = np.meshgrid(*(axis.values() for axis in axes), indexing="ij")
         firsts, exponents = 0.5 + shares * (ceilings - 0.5), np.exp(logs)
-        # a share of the way to the ceiling stands for more accuracies the higher that is
+        # a share of the way to the ceiling covers more accuracies the higher that is
         prior = np.log(ceilings - 0.5) - (((logs - math.log(EXPONENT)) / EXPONENT_SPREAD) ** 2) / 2
         curves = [ceilings - (ceilings - firsts) * (n / first) ** -exponents for n in pairs]
         scatter, likelihood = _likelihood(curves, accuracy, held_out)

@@ -29,7 +29,7 @@ BY_ID = {"completion": ("completion", "completion_id"), "prompt": ("prompt", "co
          "next_completion": ("completion", "next_completion_id")}  # fmt: skip
 """What an event may leave out: text -> what it is of a completion, and the id of that completion."""
 _Known = dict[tuple[str, str, str], dict[str, Any]]
-"""Program, `completion` or `prompt`, id -> the different texts it stands for."""
+"""Program, `completion` or `prompt`, id -> the different texts it means."""
 
 
 @dataclass(slots=True)

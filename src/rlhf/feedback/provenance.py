@@ -1,6 +1,6 @@
-"""The columns that tell where a judgment came from: written beside every exported row, and taken back on import.
+"""The columns that tell where a judgment came from: written next to every exported row, and taken back on import.
 
-What people and training look at stands in columns of its own; what only a round trip needs lies in one column,
+What people and training look at is in columns of its own; what only a round trip needs lies in one column,
 ``feedback``. In tables (CSV, Parquet), where every row has every column and nesting is awkward, that one is JSON text
 and holds the task's own columns too.
 """
@@ -189,7 +189,7 @@ class RowOrigin:
             self.columns["models"] = _from_text(self.columns["models"])
 
     def _take_verdict(self) -> None:
-        """What beside the row's own verdict says it more exactly."""
+        """What says the row's own verdict more exactly."""
         grade = self._number("grade")
         if grade is not None and not grade.is_integer():
             raise self._bad("grade", f"is {grade}; wanted a whole number")
@@ -216,7 +216,7 @@ class RowOrigin:
 def provenance_of(
     task: Task, judgment: ItemJudgment | None, *, guideline_version: str = "", flat: bool = False
 ) -> dict[str, Any]:
-    """The columns beside an exported judgment, or beside a task that nobody has judged.
+    """The columns next to an exported judgment, or next to a task that nobody has judged.
 
     Args:
         task: What was asked.

@@ -1,6 +1,6 @@
 """Whom to trust: each annotator's agreement, gold accuracy, speed, leanings and drift, and who is qualified.
 
-Every share comes with its interval, and "unqualified" always with its reason. Leanings (to what stands first, to what is
+Every share comes with its interval, and "unqualified" always with its reason. Leanings (to what comes first, to what is
 longer) are measured against one half, over judgments that chose a side, and are only meaningful where positions were
 drawn at random.
 """

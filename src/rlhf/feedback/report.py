@@ -45,7 +45,7 @@ def report_json(
     store: PreferenceStore, *, rules: QualityRules | None = None, classes: Sequence[str] | None = None,
     belief: Belief | None = None, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """For programs; a number that was not measured is null, beside the reason."""
+    """For programs; a number that was not measured is null, next to the reason."""
     found = to_dict(findings_of(store, rules=rules, classes=classes, seed=seed))
     return found | {"dawid_skene": [_consensus_dict(learned) for learned in _learned(store, classes, belief)]}
 

@@ -17,7 +17,7 @@ BETTER_FIRST, TIE, BETTER_SECOND = "a", "tie", "b"
 class SimulatedAnnotator:
     """How somebody judges two completions, one of which is better by a known amount.
 
-    With probability ``laziness`` they do not read and take whatever stands first; a spammer answers by the throw of a coin.
+    With probability ``laziness`` they do not read and take whatever comes first; a spammer answers by the throw of a coin.
     Who reads sees the difference blurred: P(the better one) = sigmoid(sharpness * difference), but for slips.
     """
 
@@ -25,7 +25,7 @@ class SimulatedAnnotator:
     error_rate: float = 0.0
     """Of giving the other answer by a slip, 0 to 1/2."""
     position_bias: float = 0.0
-    """Added to the difference in favor of what stands first, in the same units; negative for the second."""
+    """Added to the difference in favor of what comes first, in the same units; negative for the second."""
     length_bias: float = 0.0
     """Added in favor of the longer completion."""
     laziness: float = 0.0
@@ -54,7 +54,7 @@ class SimulatedAnnotator:
         Args:
             item: Names the draw.
             difference: Quality of a minus that of b.
-            first_is_a: Whether a stands first on their screen.
+            first_is_a: Whether a comes first on their screen.
             longer: 1 where a is longer, -1 where b is, 0 for neither.
             seed: Of the simulation.
 

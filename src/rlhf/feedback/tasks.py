@@ -11,7 +11,7 @@
     prompt        the same, where the row has a list `completions` (or `completion_a` and `completion_b`, no verdict)
 
 What a row says becomes a judgment where it names its annotator (``annotator_id``), the gold value where it has
-``gold: true``, and else stays beside the task in its column ``known``.
+``gold: true``, and else stays next to the task in its column ``known``.
 """
 
 from __future__ import annotations

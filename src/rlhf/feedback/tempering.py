@@ -11,7 +11,7 @@ as at most 1 / correlation. The correlation is the one number that predicts held
     P(annotator a says v of item i)  =  (1 - slip) * sum over c of P(truth of i = c | other judgments, correlation) * confusion[a, c, v]
                                         + slip * share of v among all judgments
 
-The slip, fitted beside it, takes up that tables of confusion are learned from truths which the same judgments decided, and so
+The slip, fitted next to it, takes up that tables of confusion are learned from truths which the same judgments decided, and so
 flatter everybody a little, on every item alike. Without it an independent crowd would be called correlated.
 
 Sources: Kish 1965, "Survey sampling", section 5.4 (design effect); Guo et al. 2017, "On calibration of modern neural

@@ -87,7 +87,7 @@ def build_reward(
     """A scorer of one or several settings.
 
     Args:
-        specs: A ``RewardSpec``, a text or mapping that stands for one, a registered name, or a list of the former. Sources of learned rewards
+        specs: A ``RewardSpec``, a text or mapping that means one, a registered name, or a list of the former. Sources of learned rewards
             are folders or hub names here: anyone who knows about stages has put the folder in place of ``stage:NAME``.
         tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
         on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
@@ -118,7 +118,7 @@ def build_reward(
 
 
 def as_scorer(reward: Any, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Scorer:
-    """A scorer of whatever stands for one.
+    """A scorer of whatever means one.
 
     Args:
         reward: A scorer, a class of scorers, a function of the standard signature (see ``rlhf.rewards``), what a recipe's ``reward``

@@ -32,7 +32,7 @@ def test_completions_end_as_the_weights_were_made_for(tmp_path: Path):
 
 @pytest.mark.parametrize("lengths", [[128] * 20, [5] * 20, [60] * 9 + [128] * 11])
 def test_completions_that_do_not_are_no_row(lengths: list[int]):
-    with pytest.raises(Disagreement, match=r"trl sampled completions of .* the weights were made for 58"):
+    with pytest.raises(Disagreement, match=r"trl.*58"):
         check_lengths(CASE, "trl", lengths)
 
 

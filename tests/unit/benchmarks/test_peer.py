@@ -494,5 +494,5 @@ def test_rooms_that_no_step_runs_through_are_not_imported_by_those_that_do():
 def test_collecting_nothing_leaves_the_page_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "BENCH", tmp_path)
     monkeypatch.setattr(command.report, "write", lambda *args, **how: pytest.fail("it was written"))
-    with pytest.raises(SystemExit, match=r"There are no rows in .*RESULTS.md stays as it is"):
+    with pytest.raises(SystemExit, match=r"RESULTS\.md"):
         command.main(["--collect"])

@@ -70,7 +70,7 @@ def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
         add_tasks(store, read_items([{"prompt": "r", "completion": "x"}, {"prompt": "r", "completion": "z"}]))
         row = {"id": "t", "prompt": "q", "completion_a": "w", "completion_b": "x", "preference": "tie"}
         add_tasks(store, read_items([row]))
-        with pytest.raises(DataError, match="the store knows the id 't' with other completions"):
+        with pytest.raises(DataError, match=r"'t'.*completions"):
             add_tasks(store, read_items([row | {"completion_b": "y"}]))
     assert capsys.readouterr().out == (
         "1 task added.\n1 row left out (the first: row 2: both completions say the same, so there is nothing to judge.)\n"
@@ -114,12 +114,10 @@ def test_what_cannot_be_served_leaves_no_store_behind(words, tmp_path, monkeypat
 def test_a_misspelled_or_empty_store_is_told_and_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     PreferenceStore("judged.db").close()
-    with pytest.raises(
-        ConfigError, match=r"no store judgd\.db\. Did you mean 'judged\.db'.*`rlhf annotate TASKS\.jsonl`"
-    ):
+    with pytest.raises(ConfigError, match=r"judgd\.db\..*'judged\.db'.*`rlhf annotate TASKS\.jsonl`"):
         started("--store", "judgd.db")
     (tmp_path / "empty.db").touch()
-    with pytest.raises(ConfigError, match=r"There is no store empty\.db"):
+    with pytest.raises(ConfigError, match=r"empty\.db"):
         started("--store", "empty.db")
     assert (tmp_path / "empty.db").read_bytes() == b""
 

@@ -94,7 +94,7 @@ def test_a_report_on_simulated_judgments_says_so_before_anything_else(call):
 
 
 def test_completions_that_are_the_same_everywhere_leave_no_store_behind(call, tmp_path):
-    with pytest.raises(DataError, match="the same in all 6 tasks"):
+    with pytest.raises(DataError, match="all 6 tasks"):
         call("compare", "start", "a=one.jsonl", "b=one.jsonl", "--overall")
     assert not (tmp_path / "evaluation.db").exists()
 
@@ -104,7 +104,7 @@ def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path)
     with pytest.raises(ConfigError, match="asked in another way"):
         call("compare", "start", "one.jsonl", "two.jsonl", "--overall", "--name", "spring", "--seed", 9)
     call("compare", "start", "one.jsonl", "three.jsonl", "--overall", "--name", "autumn", "--baseline", "one")
-    with pytest.raises(ConfigError, match="holds the evaluations spring, autumn; say which"):
+    with pytest.raises(ConfigError, match="spring, autumn"):
         call("compare", "export", "tasks.jsonl")
     call("compare", "export", "tasks.jsonl", "--name", "autumn")
     assert {text for row in rows_in(tmp_path / "tasks.jsonl") for text in row["completions"]} == {
@@ -115,7 +115,7 @@ def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path)
     (tmp_path / "back.jsonl").write_text(
         json.dumps({"id": rows_in(tmp_path / "tasks.jsonl")[0]["id"], "annotator": "a", "value": {"preference": "a"}})
     )
-    with pytest.raises(DataError, match=r"back\.jsonl:1.*no task 'autumn-.*in this evaluation"):
+    with pytest.raises(DataError, match=r"back\.jsonl:1.*'autumn-"):
         call("compare", "import", "back.jsonl", "--name", "spring")
 
 
@@ -143,12 +143,12 @@ def test_a_judgment_that_is_none_is_refused_by_its_line(row, message, call, tmp_
 def test_what_can_not_be_compared_is_said(call):
     with pytest.raises(ConfigError, match="--overall asks one question"):
         call("compare", "start", "one.jsonl", "two.jsonl", "--overall", "--criteria", "guide.yaml")
-    with pytest.raises(DataError, match="A pairwise evaluation compares models; got one"):
+    with pytest.raises(DataError, match=r"models.*one"):
         call("compare", "start", "one.jsonl")
-    with pytest.raises(ConfigError, match=r"There is no store evaluation\.db"):
+    with pytest.raises(ConfigError, match=r"evaluation\.db"):
         call("compare", "report")
     call("import", "one.jsonl", "--store", "evaluation.db")
-    with pytest.raises(ConfigError, match="holds no evaluation; open one"):
+    with pytest.raises(ConfigError, match="no evaluation"):
         call("compare", "report")
 
 

@@ -412,9 +412,7 @@ def points_of(*points):
 
 def test_points_no_better_than_a_coin_are_told_and_alone_refused(call):
     coins = points_of("250:0.507", "500:0.52", "1000:0.525")
-    with pytest.raises(
-        ConfigError, match=r"None of the accuracies .* learning_rate is too small or the steps are too few"
-    ):
+    with pytest.raises(ConfigError, match=r"accuracies .*learning_rate.*steps"):
         call("sample-size", *coins, "--accuracy", 0.9, "--reward-accuracy", 0.8)
     words = call("sample-size", *points_of("250:0.507", "500:0.52", "1000:0.66"), "--accuracy", 0.9)
     assert "! After 250, 500 pairs the model is not told apart from a coin" in words
@@ -478,7 +476,7 @@ def test_a_table_refuses_what_it_can_not_give_back(call, tmp_path):
     row = PAIRS[0] | {"completion_a": "x\0y", "preference": "a", "annotator_id": "ann"}
     (tmp_path / "rows.jsonl").write_text(jsonl([row]))
     call("import", "rows.jsonl")
-    with pytest.raises(DataError, match=r"of row 1 holds a NUL, which CSV can't; write \.jsonl or \.parquet"):
+    with pytest.raises(DataError, match=r"row 1 .*NUL.*CSV"):
         call("export", "out.csv")
     assert not (tmp_path / "out.csv").exists()
     call("export", "out.jsonl")

@@ -98,12 +98,12 @@ def test_exported_labels_are_the_same_project_when_they_are_imported(ending, cal
 def test_what_a_store_was_told_holds_for_later_imports(call, tmp_path):
     call("import", "labels.jsonl", "--classes", ",".join(SCALE))
     (tmp_path / "typo.jsonl").write_text(json.dumps({"item": "s1", "annotator": "eve", "label": "postive"}))
-    with pytest.raises(DataError, match=r"typo.jsonl:1.*Did you mean 'positive'"):
+    with pytest.raises(DataError, match=r"typo.jsonl:1.*'positive'"):
         call("import", "typo.jsonl")
     with pytest.raises(ConfigError, match="leaves out 'neutral'"):
         call("import", "typo.jsonl", "--classes", "negative,positive,postive")
     call("import", "typo.jsonl", "--classes", "negative,neutral,positive,postive")
-    with pytest.raises(ConfigError, match=r"'postive'.*--classes does not name"):
+    with pytest.raises(ConfigError, match=r"'postive'.*--classes"):
         call("report", "--classes", ",".join(SCALE))
 
 
@@ -155,7 +155,7 @@ def test_pairs_and_labels_need_files_of_their_own(call, tmp_path):
 
 def test_nobody_can_be_asked_for_labels_of_several_classes(call, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "q", "completions": ["x"]}\n')
-    with pytest.raises(DataError, match="one item, annotator and label a row"):
+    with pytest.raises(DataError, match="item, annotator and label"):
         read_items(tmp_path / "prompts.jsonl", kind="multiclass")
 
 

@@ -148,7 +148,7 @@ def test_the_server_says_its_address_to_the_store_and_goes_back_to_all_batches_w
 
 def test_a_batch_that_is_none_changes_nothing(call, store, monkeypatch):
     monkeypatch.setattr("rlhf.cli.annotate._serve", lambda *_: pytest.fail("nothing is served"))
-    with pytest.raises(ConfigError, match="no batch 'mine' in this store"):
+    with pytest.raises(ConfigError, match="'mine'"):
         call("annotate", "--batch", "mine", "--port", 0)
     with PreferenceStore(store) as opened:
         assert opened.rules.batch is None
@@ -157,7 +157,7 @@ def test_a_batch_that_is_none_changes_nothing(call, store, monkeypatch):
 @pytest.mark.parametrize("content", ['{"prompt": "q"}\n', "some words, and no database", "[1, 2]"])
 def test_a_file_that_is_no_store_is_a_wrong_argument(content, call, tmp_path):
     (tmp_path / "rows.jsonl").write_text(content)
-    with pytest.raises(ConfigError, match=r"rows\.jsonl is no store: it begins with .*SQLite database") as caught:
+    with pytest.raises(ConfigError, match=r"rows\.jsonl .*SQLite") as caught:
         call("feedback", "report", "--store", "rows.jsonl")
     assert caught.value.exit_code == 2
     assert ("rlhf feedback import rows.jsonl" in str(caught.value)) == (content[0] in "{[")
@@ -171,18 +171,16 @@ def test_another_programs_database_is_not_written_to(call, tmp_path):
     other.close()
     before = (tmp_path / "other.db").read_bytes()
     for words in (["import", "pairs.jsonl"], ["report"]):
-        with pytest.raises(ConfigError, match=r"another program \(it holds 1 table, the first 'bookmarks'\)"):
+        with pytest.raises(ConfigError, match=r"1 table.*'bookmarks'"):
             call("feedback", *words, "--store", "other.db")
     assert (tmp_path / "other.db").read_bytes() == before, "not even its journal mode"
-    with pytest.raises(ConfigError, match="is a folder, and a store is a file"):
+    with pytest.raises(ConfigError, match=r"folder.*file"):
         call("feedback", "import", "pairs.jsonl", "--store", str(tmp_path))
 
 
 def test_a_postgresql_that_is_not_reached_says_where_its_password_comes_from(call):
     pytest.importorskip("psycopg")
-    with pytest.raises(
-        StorageError, match=r"can't be opened: .*\. Is the server running.*export PGPASSWORD="
-    ) as caught:
+    with pytest.raises(StorageError, match=r"export PGPASSWORD=") as caught:
         call("feedback", "report", "--store", "postgresql://ann:secret@127.0.0.1:1/none?connect_timeout=2")
     assert "secret" not in str(caught.value)
 
@@ -207,7 +205,7 @@ def test_the_help_shows_a_value_of_each_kind_and_an_error_one_of_its_own(call, t
         if not is_single:
             assert " ".join(shape.split()) in said, kind
         assert shape in docs, kind
-    with pytest.raises(DataError, match=r'a pairwise has `preference` alone, such as \{"preference": "a"\}'):
+    with pytest.raises(DataError, match=r'pairwise .*`preference`.*\{"preference": "a"\}'):
         check_value("pairwise", {"winner": "a"}, num_responses=2)
 
 
@@ -230,5 +228,5 @@ def test_the_tasks_that_are_asked_are_told_by_their_batch(call, store, capsys):
         said = capsys.readouterr().out
         assert "annotations.db: 3 tasks, 0 of 3 judgments made." in said, "progress is of what is asked"
         assert "Asked is the batch 'human-eval' alone; 4 tasks beside it wait" in said
-        with pytest.raises(ConfigError, match=r"no batch 'human-evil' in this store\. Did you mean 'human-eval'"):
+        with pytest.raises(ConfigError, match=r"'human-evil'.*'human-eval'"):
             check_batch(opened, "human-evil")

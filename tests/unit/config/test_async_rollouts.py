@@ -19,7 +19,7 @@ def test_older_completions_are_corrected_unless_something_else_is_said(cls):
     )
     assert said.importance == ImportanceConfig(level="sequence", bound="mask", high=3)
     assert cls(seed=3).updated(async_rollouts={"max_staleness": 1}).importance == ImportanceConfig()
-    with pytest.raises(ConfigError, match=r"importance is null.*leave importance out"):
+    with pytest.raises(ConfigError, match=r"importance is null"):
         cls.of({"async_rollouts": {"max_staleness": 1}, "importance": None})
 
 
@@ -29,7 +29,7 @@ def test_losses_without_advantages_need_no_correction(cls):
 
 
 def test_a_kl_that_is_unbiased_only_for_its_own_samples_is_refused():
-    with pytest.raises(ConfigError, match=r"kl\.unbiased.*leave one of the two out"):
+    with pytest.raises(ConfigError, match=r"kl\.unbiased"):
         GRPOConfig.of({"async_rollouts": {"max_staleness": 1}, "kl": {"unbiased": True}})
     assert GRPOConfig.of({"kl": {"unbiased": True}}).async_rollouts is None
 

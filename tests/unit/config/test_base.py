@@ -36,7 +36,7 @@ def test_a_number_without_a_dot_is_a_number_everywhere(tmp_path):
 @pytest.mark.parametrize("key", ["learning_rate", "max_steps", "betas", "model"])
 def test_true_and_false_are_no_numbers(key, given):
     value = {"betas": [given, 0.99], "model": {"path": "m", "lora": {"rank": given}}}.get(key, given)
-    with pytest.raises(ConfigError, match=rf"{key}.*should be a number, and not true or false"):
+    with pytest.raises(ConfigError, match=rf"{key}.*number.*true or false"):
         SFTStage.of({"kind": "sft", "model": "m", "data": "d.jsonl", key: value})
 
 
@@ -69,15 +69,15 @@ def test_a_file_that_cannot_be_read_is_named_with_the_place(tmp_path, text, mess
 
 def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path):
     written(tmp_path, "a: 1", "quickstart.yaml")
-    with pytest.raises(ConfigError, match=r"There is no file .*quickstrat\.yaml\. Did you mean 'quickstart\.yaml'\?"):
+    with pytest.raises(ConfigError, match=r"quickstrat\.yaml.*'quickstart\.yaml'"):
         read_yaml(tmp_path / "quickstrat.yaml")
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ConfigError, match="can't be read as text"):
+    with pytest.raises(ConfigError, match="as text"):
         read_yaml(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match="can't be read as text"):
+    with pytest.raises(ConfigError, match="as text"):
         read_yaml(tmp_path)
 
 
@@ -187,5 +187,5 @@ def test_a_record_is_read_by_the_rules_of_any_yaml_file(tmp_path):
     assert found == read_yaml(tmp_path / "recipe.yaml")
     assert found == {"a": 1e-5, "b": 12, "c": "12:30", "d": "2026-01-31", "e": [math.inf, -3, None]}
     (tmp_path / "recipe.yaml").write_text("a: 1\na: 2\n")
-    with pytest.raises(ConfigError, match="the key 'a' stands twice"):
+    with pytest.raises(ConfigError, match=r"'a'.*twice"):
         read_yaml(tmp_path / "recipe.yaml", written_by_us=True)

@@ -95,7 +95,7 @@ def test_what_others_call_it_is_answered_with_what_we_do(ours, other):
     with pytest.raises(ValidationError) as caught:
         settings_class(kind).model_validate({"kind": kind, **METHODS[ours].settings, **settings})
     assert {each["type"] for each in caught.value.errors()} == {"missing"}, "only what a recipe gives is missing"
-    with pytest.raises(UnknownNameError, match=rf"is `kind: {kind}.*See `rlhf methods {ours}`"):
+    with pytest.raises(UnknownNameError, match=rf"`kind: {kind}.*`rlhf methods {ours}`"):
         method(other)
     assert other not in METHODS
 
@@ -129,7 +129,7 @@ def test_two_methods_are_not_the_same_stage():
 
 
 def test_a_misspelled_method_is_answered_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"No method is called 'simp0'\. Did you mean 'simpo'"):
+    with pytest.raises(UnknownNameError, match=r"'simp0'.*'simpo'"):
         method("simp0")
 
 
@@ -146,7 +146,7 @@ def test_a_setting_in_a_section_has_the_default_of_the_kind_and_not_of_the_secti
     assert describe_setting(GRPOStage, "kl.coef").default == "0.04"
     assert describe_setting(settings_class("ppo"), "kl.coef").default == "0.1"
     assert describe_setting(settings_class("rloo"), "kl.where").default == "reward"
-    with pytest.raises(UnknownNameError, match="No setting is called 'kll'"):
+    with pytest.raises(UnknownNameError, match="'kll'"):
         describe_setting(GRPOStage, "kll.coef")
 
 

@@ -42,7 +42,7 @@ def test_large_models_get_adapters_and_the_small_world_all_weights():
 
 def test_a_preset_can_be_changed_and_an_unknown_one_is_answered_with_the_nearest():
     assert preset("7b", ["stages.sft.model.path=my/model"]).stages["sft"].model.path == "my/model"
-    with pytest.raises(UnknownNameError, match=r"No preset is called '70'\. Did you mean '70b'"):
+    with pytest.raises(UnknownNameError, match=r"'70'.*'70b'"):
         preset("70")
 
 

@@ -20,11 +20,9 @@ def test_every_kind_of_stage_has_a_class():
     )
     assert list(stage_classes()) == kinds.split()
     assert settings_class(None) is RecipeConfig
-    with pytest.raises(UnknownNameError, match=r"No stage kind is called 'pppo'. Did you mean 'ppo'"):
+    with pytest.raises(UnknownNameError, match=r"'pppo'.*'ppo'"):
         settings_class("pppo")
-    with pytest.raises(
-        UnknownNameError, match=r"'bco': the method 'bco' is `kind: dpo, loss: bco`. `rlhf config schema dpo` lists"
-    ):
+    with pytest.raises(UnknownNameError, match=r"'bco': .*`kind: dpo, loss: bco`.*`rlhf config schema dpo`"):
         settings_class("bco")
 
 

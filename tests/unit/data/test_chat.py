@@ -48,9 +48,7 @@ def test_consecutive_turns_of_the_assistant_are_each_found(plain_tokenizer):
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_by_name_of_the_row(plain_tokenizer):
     chat = chat_format(plain_tokenizer, FORGETFUL)
-    with pytest.raises(
-        RowError, match=r"^f:1: the chat template renders the first 3 messages differently .* 'hello.*' becomes '\.\.\."
-    ):
+    with pytest.raises(RowError, match=r"^f:1: .*first 3 messages.* 'hello.*' .*'\.\.\."):
         scored(chat, DIALOGUE)
     assert scored(chat, DIALOGUE, first=4) == [" bye\n"], "what is not scored may be rewritten"
 
@@ -72,7 +70,7 @@ def test_a_question_that_asks_with_more_than_the_dialogue_holds_ends_where_they_
 def test_a_question_whose_history_is_rendered_otherwise_is_refused(plain_tokenizer):
     for template in (CHATML, MARKED):
         chat = chat_format(plain_tokenizer, "{{ messages | length }} messages:\n" + template)
-        with pytest.raises(RowError, match=r"renders the first 4 messages differently .* '4 mess.*' becomes '5 mess"):
+        with pytest.raises(RowError, match=r"first 4 messages.* '4 mess.*' .*'5 mess"):
             scored(chat, DIALOGUE, first=4)
 
 
@@ -91,22 +89,22 @@ def test_a_template_that_wants_parts_and_gets_strings_is_refused(plain_tokenizer
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     chat = chat_format(plain_tokenizer, template)
-    with pytest.raises(RowError, match="the chat template leaves out what message 3 says"):
+    with pytest.raises(RowError, match="message 3"):
         scored(chat, DIALOGUE)
-    with pytest.raises(RowError, match="the chat template leaves out what message 2 says"):
+    with pytest.raises(RowError, match="message 2"):
         render_prompt(chat, DIALOGUE[:2], columns={}, where="f:1")
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in DIALOGUE]
     assert scored(chat, parts) == ["hello<|im_end|>", "bye<|im_end|>"]
 
 
 def test_a_dialogue_without_the_assistant_is_refused(plain_tokenizer):
-    with pytest.raises(RowError, match=r"no message is the assistant's.*the roles are 'system', 'user'"):
+    with pytest.raises(RowError, match=r"assistant.*'system', 'user'"):
         scored(chat_format(plain_tokenizer, CHATML), DIALOGUE[:2])
 
 
 def test_a_template_that_raises_names_the_row(plain_tokenizer):
     chat = chat_format(plain_tokenizer, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(RowError, match=r"f:1: the chat template refuses this dialogue .*roles must alternate"):
+    with pytest.raises(RowError, match=r"f:1: .*roles must alternate"):
         scored(chat, DIALOGUE)
 
 
@@ -119,7 +117,7 @@ def test_a_prompt_ends_where_the_completion_begins(plain_tokenizer):
 
 
 def test_without_a_template_the_way_out_is_named(plain_tokenizer):
-    with pytest.raises(ModelError, match=r"the tokenizer has no chat template; .* built-in one"):
+    with pytest.raises(ModelError, match=r"no chat template"):
         scored(chat_format(plain_tokenizer), DIALOGUE)
 
 
@@ -132,15 +130,13 @@ def test_the_built_in_template_is_used_only_when_asked_for(plain_tokenizer):
     assert [dialogue.text[a:b] for a, b in dialogue.spans] == [" hello<eos>", " bye<eos>"]
     asked = render_prompt(chat, DIALOGUE[:4], columns={}, where="f:1")
     assert dialogue.text.startswith(asked)
-    with pytest.raises(
-        UnknownNameError, match=r"No chat template or template file is called 'plian'. Did you mean 'plain'"
-    ):
+    with pytest.raises(UnknownNameError, match=r"'plian'.*'plain'"):
         chat_format(plain_tokenizer, "plian")
 
 
 def test_the_built_in_template_needs_eos():
     tokenizer = build_tokenizer(bos_token="<bos>", pad_token="<pad>")
-    with pytest.raises(ConfigError, match="ends each turn with EOS, and the tokenizer has no EOS"):
+    with pytest.raises(ConfigError, match="no EOS"):
         chat_format(tokenizer, "plain")
 
 
@@ -158,7 +154,7 @@ def test_tools_and_template_arguments_come_from_columns():
     assert render_prompt(chat, DIALOGUE[:2], columns=columns, where="f:1").startswith("addglad|")
     with pytest.raises(RowError, match="column 'tools' is neither"):
         render_prompt(chat, DIALOGUE[:2], columns={"tools": "add"}, where="f:1")
-    with pytest.raises(RowError, match="column 'chat_template_kwargs' is a list"):
+    with pytest.raises(RowError, match=r"'chat_template_kwargs'.*list"):
         render_prompt(chat, DIALOGUE[:2], columns={"chat_template_kwargs": [1]}, where="f:1")
 
 
@@ -208,7 +204,7 @@ def test_real_templates_give_the_assistants_words_and_nothing_else(tokenizer_of_
     for other in ("hello", "and?", "<|start_header_id|>", "<|im_start|>", "<start_of_turn>"):
         assert other not in last, "only the completion is scored"
     if path.stem in REWRITES:
-        with pytest.raises(RowError, match="renders the first 2 messages differently"):
+        with pytest.raises(RowError, match="first 2 messages"):
             scored(chat, dialogue)
         return
     whole = "".join(scored(chat, dialogue))

@@ -39,7 +39,7 @@ def test_sft_takes_the_chosen_side_of_a_pair(tokenizer):
 
 
 def test_sft_refuses_rows_that_say_some_are_bad(tokenizer):
-    with pytest.raises(DataError, match=r"row 1: this is a row of kind unpaired"):
+    with pytest.raises(DataError, match=r"row 1: .*unpaired"):
         SFTDataset([{"prompt": "p", "completion": "c", "label": False}], tokenizer)
 
 
@@ -65,9 +65,7 @@ def test_comparisons_and_rankings_become_pairs_and_ties_are_counted(tokenizer):
 def test_pairs_of_equal_texts_are_left_out_and_counted(tokenizer):
     data = PreferenceDataset([*PAIRS, {"prompt": "p", "chosen": "c", "rejected": "c"}], tokenizer)
     assert (len(data), data.report.identical) == (20, 1)
-    with pytest.raises(
-        DataError, match=r"list: no row of the data is left to train on; of 1 row 1 with two equal texts"
-    ):
+    with pytest.raises(DataError, match=r"list: .*1 row 1 with two equal texts"):
         PreferenceDataset([{"prompt": "p", "chosen": "c", "rejected": "c"}], tokenizer)
 
 
@@ -178,7 +176,7 @@ def test_rows_of_one_prompt_are_parted_by_row(tokenizer):
 
 
 def test_a_split_that_leaves_one_side_empty_is_refused(tokenizer):
-    with pytest.raises(DataError, match="have the same prompt, so none can be held out; split by row"):
+    with pytest.raises(DataError, match="split by row"):
         SFTDataset([{"prompt": "p", "completion": f"{n}"} for n in range(3)], tokenizer).split(0.5, seed=0)
     train, test = SFTDataset(SFT[:2], tokenizer).split(0.99, seed=0)
     assert (len(train), len(test)) == (1, 1)
@@ -191,7 +189,7 @@ def test_lengths_are_filtered_in_tokens(tokenizer):
     shortest, longest = min(data.lengths), max(data.lengths)
     assert len(data.filter_length(max_tokens=shortest)) == 1
     assert len(data.filter_length(min_tokens=shortest + 1)) == 20
-    with pytest.raises(DataError, match=rf"the shortest has {shortest}, the longest {longest}"):
+    with pytest.raises(DataError, match=rf"shortest has {shortest}.*longest {longest}"):
         data.filter_length(min_tokens=999)
 
 

@@ -154,7 +154,7 @@ def test_ratings_pair_up_within_a_prompt(tmp_path):
         ("c", "a", 4),
         ("d", "a", 4),
     ]
-    with pytest.raises(DataError, match=r"paired of 2 rows of .*in.jsonl gave none"):
+    with pytest.raises(DataError, match=r"paired of 2 rows.*in\.jsonl"):
         convert(tmp_path, [rows[1], rows[4]], "paired")
 
 
@@ -195,26 +195,26 @@ def test_plain_strings_become_a_users_and_an_assistants_message():
         "completion": [{"role": "assistant", "content": "c"}],
         "margin": 1,
     }
-    with pytest.raises(RowError, match="a text row has no roles"):
+    with pytest.raises(RowError, match=r"text.*roles"):
         to_conversational(parse_row({"text": "once upon a time"}))
 
 
 def test_a_step_that_can_not_be_taken_is_refused(tmp_path):
-    with pytest.raises(UnknownNameError, match=r"No conversion is called 'unpair'. Did you mean 'unpaired'"):
+    with pytest.raises(UnknownNameError, match=r"'unpair'.*'unpaired'"):
         convert(tmp_path, [PAIR], "unpair")
-    with pytest.raises(RowError, match=r"in.jsonl:1: a row of kind preference; 'paired' takes rows of kind rating"):
+    with pytest.raises(RowError, match=r"in.jsonl:1: .*preference.*'paired'.*rating"):
         convert(tmp_path, [PAIR], "paired")
-    with pytest.raises(DataError, match=r"out.txt is not of a known format"):
+    with pytest.raises(DataError, match=r"out\.txt"):
         convert(tmp_path, [PAIR], name="out.txt")
     assert not (tmp_path / "out.txt").exists()
 
 
 def test_what_can_not_be_written_names_row_and_column(tmp_path):
-    with pytest.raises(DataError, match=r"Can't write .*d.jsonl: row 2: column 'margin' can't be written as JSON"):
+    with pytest.raises(DataError, match=r"d.jsonl: row 2: column 'margin'"):
         write_rows(tmp_path / "d.jsonl", [PAIR, {**PAIR, "margin": float("nan")}])
-    with pytest.raises(DataError, match="column 'a' holds values that Parquet can't store together"):
+    with pytest.raises(DataError, match=r"'a'.*Parquet"):
         write_rows(tmp_path / "d.parquet", [{"a": 1}, {"a": "x"}])
-    with pytest.raises(DataError, match="Arrow files are only read"):
+    with pytest.raises(DataError, match="Arrow"):
         write_rows(tmp_path / "d.arrow", [PAIR])
     assert list(tmp_path.iterdir()) == [], "half a file is never left behind"
 

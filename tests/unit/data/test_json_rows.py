@@ -52,9 +52,7 @@ def test_an_item_that_is_too_long_ends_the_reading(tmp_path, monkeypatch):
     path.write_text('[{"text": "a"}, {"text": "' + "x" * 500 + '"}, {"text": "b"}]')
     monkeypatch.setattr(json_rows, "MAX_ROW_BYTES", 100)
     monkeypatch.setattr(json_rows, "CHUNK_BYTES", 7)
-    with pytest.raises(
-        DataError, match=r"d.json:row 2: not a JSON value: Unterminated string starting, on or behind line 1"
-    ):
+    with pytest.raises(DataError, match=r"d.json:row 2: .*Unterminated string.*line 1"):
         read_rows(path, on_bad_row="skip")
 
 
@@ -79,7 +77,7 @@ def test_an_array_under_the_name_of_json_lines_is_one_complaint_and_not_one_a_li
 def test_objects_over_several_lines_are_one_complaint_with_the_command_that_mends_them(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text("\n".join(json.dumps({"text": text, "n": 1}, indent=2) for text in "ab"), encoding="utf-8")
-    with pytest.raises(DataError, match=r"holds JSON objects over several lines each.*jq -c \. "):
+    with pytest.raises(DataError, match=r"several lines.*jq -c \. "):
         read_rows(path, on_bad_row="skip")
 
 

@@ -114,7 +114,7 @@ def test_a_json_file_with_one_object_a_line_is_read_as_such(tmp_path):
 )
 def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, line, message):
     path = put(tmp_path / "d.jsonl", b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
-    with pytest.raises(RowError, match=f"d.jsonl:2: .*({message})"):
+    with pytest.raises(RowError, match=rf"d.jsonl:2: .*({message})"):
         read_rows(path)
     table = read_rows(path, on_bad_row="skip")
     assert [row.text for row in table] == ["before", "after"]
@@ -148,7 +148,7 @@ def test_an_item_of_an_array_that_is_json_but_not_a_row_can_be_skipped(tmp_path)
 
 def test_a_csv_row_of_the_wrong_width_is_named(tmp_path):
     path = put(tmp_path / "d.csv", "prompt,completion\na,b\nc\nd,e,f\ng,h\n")
-    with pytest.raises(RowError, match=r"d.csv:3: there are 1 cells for 2 columns \('prompt', 'completion'\)"):
+    with pytest.raises(RowError, match=r"d.csv:3: .*1 cells.*2 columns \('prompt', 'completion'\)"):
         read_rows(path)
     assert [row.prompt for row in read_rows(path, on_bad_row="skip")] == ["a", "g"]
 
@@ -186,38 +186,36 @@ def test_a_file_that_can_not_be_read_says_why(tmp_path, name, data, message):
 
 def test_a_csv_cell_that_is_not_utf8_is_named(tmp_path):
     path = put(tmp_path / "d.csv", b"prompt,completion\na,b\nc,\xe9t\xe9\n")
-    with pytest.raises(
-        RowError, match=r"d.csv:3: in column 'completion', character 1 is 0xe9, which is not UTF-8; .* iconv"
-    ):
+    with pytest.raises(RowError, match=r"d.csv:3: .*'completion'.*0xe9.*UTF-8.*iconv"):
         read_rows(path)
 
 
 def test_a_file_without_one_usable_row_is_an_error_even_when_skipping(tmp_path):
     path = put(tmp_path / "d.jsonl", '{"a": 1}\n{"b": 2}\n')
-    with pytest.raises(DataError, match=r"none of the 2 rows is usable. The first: .*d.jsonl:1"):
+    with pytest.raises(DataError, match=r"2 rows.*d\.jsonl:1"):
         read_rows(path, on_bad_row="skip")
 
 
 def test_a_misspelled_path_is_no_hub_name(tmp_path):
     put(tmp_path / "pairs.jsonl", "{}")
-    with pytest.raises(DataError, match=r"There is no file or folder .*pair.jsonl. Did you mean 'pairs.jsonl'"):
+    with pytest.raises(DataError, match=r"pair\.jsonl.*'pairs\.jsonl'"):
         read_rows(tmp_path / "pair.jsonl")
 
 
 def test_an_unreachable_hub_name_says_what_to_do():
-    with pytest.raises(DataError, match=r"'nobody/nothing' is not a file or folder here, .* or download the files"):
+    with pytest.raises(DataError, match=r"'nobody/nothing'"):
         read_rows("nobody/nothing")
 
 
 def test_a_folder_of_files_is_never_read_as_one(tmp_path):
     write_rows(tmp_path / "train.jsonl", [{"text": "a"}])
     write_rows(tmp_path / "test.jsonl", [{"text": "b"}])
-    with pytest.raises(DataError, match=r"holds 2 data files \(test.jsonl, train.jsonl\); name a split"):
+    with pytest.raises(DataError, match=r"2 data files \(test\.jsonl, train\.jsonl\)"):
         read_rows(tmp_path)
     assert [row.text for row in read_rows(tmp_path, split="test")] == ["b"]
-    with pytest.raises(DataError, match="no data files whose names begin with 'val'"):
+    with pytest.raises(DataError, match="'val'"):
         read_rows(tmp_path, split="val")
-    with pytest.raises(DataError, match="is one file and has no split 'train'"):
+    with pytest.raises(DataError, match="no split 'train'"):
         read_rows(tmp_path / "train.jsonl", split="train")
 
 
@@ -230,7 +228,7 @@ def test_splits_of_a_saved_dataset_dict_are_named(tmp_path):
     both.save_to_disk(tmp_path / "d")
     for source in (tmp_path / "d", both):
         assert len(read_rows(source, split="test")) == 2
-        with pytest.raises(DataError, match=r"splits .*'train', 'test'.* name one"):
+        with pytest.raises(DataError, match=r"'train', 'test'"):
             read_rows(source)
 
 
@@ -251,11 +249,11 @@ def test_lists_and_data_frames_are_read():
     assert read_rows(["one"], strings_are=Kind.PROMPT)[0].prompt == "one"
     rows = read_rows(PAIRS)
     assert [row.id for row in read_rows(list(rows))] == [row.id for row in rows]
-    with pytest.raises(DataError, match="row 2: the row is a number"):
+    with pytest.raises(DataError, match=r"row 2: .*number"):
         read_rows([PAIRS[0], 5])
-    with pytest.raises(DataError, match="the list of rows or files is empty"):
+    with pytest.raises(DataError, match="empty"):
         read_rows([])
-    with pytest.raises(DataError, match="Can't read rows from int"):
+    with pytest.raises(DataError, match=r"from int\b"):
         read_rows(5)
 
 
@@ -264,9 +262,9 @@ def test_columns_are_renamed_all_at_once_and_dropped():
         [{"q": "p", "prompt": "c", "junk": float("nan")}], columns={"q": "prompt", "prompt": "completion", "junk": None}
     )[0]
     assert row.to_dict() == {"prompt": "p", "completion": "c"}
-    with pytest.raises(RowError, match=r"row 1: there is no column 'qq' to rename; found 'q'. Did you mean 'q'"):
+    with pytest.raises(RowError, match=r"row 1: .*'qq'.*'q'"):
         read_rows([{"q": "x"}], columns={"qq": "prompt"})
-    with pytest.raises(RowError, match="two columns would be called 'prompt'"):
+    with pytest.raises(RowError, match=r"two columns.*'prompt'"):
         read_rows([{"q": "x", "prompt": "y"}], columns={"q": "prompt"})
 
 

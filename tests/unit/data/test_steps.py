@@ -57,16 +57,14 @@ def test_a_blank_step_is_refused_by_its_number(tiny_tokenizer):
 def test_steps_that_share_a_token_are_refused(tiny_tokenizer):
     assert len(tiny_tokenizer("Question", add_special_tokens=False)["input_ids"]) < len("Question")
     row = {"prompt": "a ", "completions": list("Question"), "labels": [True] * 8}
-    with pytest.raises(DataError, match=r"ends in the same token as step \d; each step needs a last token of its own"):
+    with pytest.raises(DataError, match=r"same token as step \d"):
         StepwiseDataset([row], tiny_tokenizer, step_separator="")
 
 
 @pytest.mark.parametrize("step", ["The cow\nis here.", "a\n\n", "a\n\nb\n"])
 def test_a_step_with_the_separator_inside_is_refused_for_it_would_be_judged_as_two(tiny_tokenizer, step):
     row = {"prompt": "q", "completions": ["x", step], "labels": [True, False]}
-    with pytest.raises(
-        DataError, match=r"step 2 of 2 has the step_separator '\\n' inside.* take a step_separator that no step has"
-    ):
+    with pytest.raises(DataError, match=r"step 2 of 2 .*step_separator '\\n'"):
         StepwiseDataset([row], tiny_tokenizer)
     assert len(StepwiseDataset([row, SOLUTION], tiny_tokenizer, on_bad_row="skip")) == 1
     (group,) = StepwiseDataset([row], tiny_tokenizer, step_separator=";")
@@ -124,7 +122,7 @@ def test_a_special_token_may_be_the_separator(tiny_tokenizer):
 
 
 def test_an_empty_separator_is_refused(tiny_tokenizer):
-    with pytest.raises(ConfigError, match="separator of steps is empty"):
+    with pytest.raises(ConfigError, match=r"separator.*empty"):
         StepCutter(tiny_tokenizer, "")
 
 
@@ -175,7 +173,7 @@ def test_every_completion_of_a_rated_ranking_is_a_rating_of_its_own(tiny_tokeniz
     ]
     (group,) = RatingDataset([{"prompt": "q", "completion": "x", "rating": 3.5}], tiny_tokenizer)
     assert group.columns["rating"] == 3.5
-    with pytest.raises(DataError, match="ranks, which say an order and no worth"):
+    with pytest.raises(DataError, match="ranks"):
         RatingDataset([{"prompt": "q", "completions": ["x", "y"], "ranks": [1, 2]}], tiny_tokenizer)
     assert isinstance(RatingSample(prompt="q", completion="x", rating=1), RatingSample)
     assert StepwiseRow(prompt="q", completions=["a"], labels=[True]).labels == [True]

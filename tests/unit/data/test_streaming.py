@@ -88,13 +88,13 @@ def test_the_report_is_the_same_after_a_resume(file, tokenizer):
 
 def test_a_state_of_other_data_or_settings_is_refused(file, tokenizer):
     state = StreamingSFTDataset(file, tokenizer, shuffle_buffer=4).state_dict()
-    with pytest.raises(CheckpointError, match="shuffle_buffer 4, and this stream has 8"):
+    with pytest.raises(CheckpointError, match=r"shuffle_buffer 4, .* 8"):
         StreamingSFTDataset(file, tokenizer, shuffle_buffer=8).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="seed 0, and this stream has 1"):
+    with pytest.raises(CheckpointError, match=r"seed 0, .* 1"):
         StreamingSFTDataset(file, tokenizer, shuffle_buffer=4, seed=1).load_state_dict(state)
     with file.open("a") as out:
         out.write(json.dumps(ROWS[0]) + "\n")
-    with pytest.raises(CheckpointError, match=r"rows.jsonl is not the data that the checkpoint was written with"):
+    with pytest.raises(CheckpointError, match=r"rows\.jsonl .*checkpoint"):
         StreamingSFTDataset(file, tokenizer, shuffle_buffer=4).load_state_dict(state)
 
 
@@ -130,15 +130,13 @@ def test_a_bad_row_stops_the_stream_where_it_stands(file, tokenizer):
     with file.open("a") as out:
         out.write("{\n")
     stream = StreamingSFTDataset(file, tokenizer, shuffle_buffer=4)
-    with pytest.raises(DataError, match=r"rows.jsonl:24: not a JSON value"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:24: .*JSON"):
         list(stream)
 
 
 def test_a_stream_without_a_usable_row_is_an_error(tmp_path, tokenizer):
     write_rows(tmp_path / "d.jsonl", [{"prompt": "p", "chosen": "c", "rejected": "c"}])
-    with pytest.raises(
-        DataError, match=r"d.jsonl: no row of the data is left to train on; of 1 row 1 with two equal texts"
-    ):
+    with pytest.raises(DataError, match=r"d.jsonl: .*1 row 1 with two equal texts"):
         list(StreamingPreferenceDataset(tmp_path / "d.jsonl", tokenizer))
     with pytest.raises(ConfigError, match="shuffle_buffer is -1"):
         StreamingSFTDataset(tmp_path / "d.jsonl", tokenizer, shuffle_buffer=-1)

@@ -110,16 +110,16 @@ def test_without_bos_the_first_token_is_the_prefix():
     first, *rest = ids(tokenizer, "the fox")
     group = one({"text": "the fox"}, tokenizer)
     assert (group.prefix, group.branches[0].tokens) == ([first], [*rest, tokenizer.eos_token_id])
-    with pytest.raises(RowError, match="f:1: the prompt is empty, the tokenizer has no BOS"):
+    with pytest.raises(RowError, match=r"f:1: .*prompt.*BOS"):
         one({"prompt": "", "chosen": "the fox", "rejected": "a cow"}, tokenizer, preference_texts)
 
 
 def test_a_prompt_that_merges_with_its_completions_is_not_called_empty():
     tokenizer = build_tokenizer(merges=("ab", "ac"), eos_token="<eos>")
-    with pytest.raises(RowError, match="one token of the prompt 'a' and the beginning of a completion") as caught:
+    with pytest.raises(RowError, match=r"prompt 'a'.*beginning of a completion") as caught:
         one({"prompt": "a", "chosen": "bo", "rejected": "co"}, tokenizer, preference_texts)
     assert "empty" not in str(caught.value)
-    with pytest.raises(RowError, match="one token of the prompt 'a' and a whole completion") as caught:
+    with pytest.raises(RowError, match=r"prompt 'a'.*whole completion") as caught:
         one({"prompt": "a", "completion": "b"}, tokenizer, add_eos=False)
     assert "empty" not in str(caught.value)
     with_bos = build_tokenizer(merges=("ab", "ac"), eos_token="<eos>", bos_token="<bos>")
@@ -164,13 +164,13 @@ def test_what_is_unusual_about_the_end_is_counted(tokenizer):
 
 
 def test_an_empty_completion_without_eos_is_refused(tokenizer):
-    with pytest.raises(RowError, match="f:1: a completion is empty; give it text, or leave add_eos=True"):
+    with pytest.raises(RowError, match=r"f:1: .*empty.*add_eos=True"):
         one({"prompt": "the", "completion": ""}, tokenizer, add_eos=False)
 
 
 def test_a_tokenizer_without_eos_is_refused():
     tokenizer = build_tokenizer(bos_token="<bos>")
-    with pytest.raises(ModelError, match="The tokenizer has no EOS token"):
+    with pytest.raises(ModelError, match="EOS"):
         tokenization(tokenizer)
     assert one({"prompt": "the", "completion": " fox"}, tokenizer, add_eos=False).branches[0].tokens
 
@@ -222,7 +222,7 @@ def test_what_score_means(chat_tokenizer):
     assert [*whole.prefix, *whole.branches[0].tokens][: len(ids(chat_tokenizer, text))] == ids(chat_tokenizer, text)
     plain = one({"prompt": "the", "completion": " fox"}, chat_tokenizer, train_on="all")
     assert plain.num_scored == len(ids(chat_tokenizer, "the fox")) + 1
-    with pytest.raises(RowError, match="train_on='assistant' needs messages with roles"):
+    with pytest.raises(RowError, match=r"train_on='assistant'.*roles"):
         one({"prompt": "the", "completion": " fox"}, chat_tokenizer, train_on="assistant")
 
 
@@ -276,7 +276,7 @@ def test_dialogues_that_part_at_the_users_turn_share_what_came_before(chat_token
 
 def test_a_prompt_that_ends_with_the_assistant_is_refused(chat_tokenizer):
     row = {"prompt": DIALOGUE[:2], "completion": DIALOGUE[3:]}
-    with pytest.raises(RowError, match="the prompt ends with the assistant's turn"):
+    with pytest.raises(RowError, match=r"prompt.*assistant"):
         one(row, chat_tokenizer)
 
 
@@ -286,7 +286,7 @@ def test_bad_rows_are_listed_when_asked(chat_tokenizer):
     made = tokenize_rows(rows, tokenization(chat_tokenizer), sft_texts, report, skip_bad_rows=True)
     assert [row.where for row, _ in made] == ["f:1"]
     assert [bad.where for bad in report.bad_rows] == ["f:0"]
-    with pytest.raises(RowError, match="f:0: no message is the assistant's"):
+    with pytest.raises(RowError, match=r"f:0: .*assistant"):
         tokenize_rows(rows, tokenization(chat_tokenizer), sft_texts, report)
 
 
@@ -304,7 +304,7 @@ def test_sampled_ids_are_taken_as_they_are(tokenizer):
     }
     group = one(row, tokenizer, preference_texts)
     assert (group.prefix, [b.tokens for b in group.branches]) == ([0, 9], [[5, 6], [7]])
-    with pytest.raises(RowError, match="column chosen_ids should hold token ids below"):
+    with pytest.raises(RowError, match=r"chosen_ids.*below"):
         one({**row, "chosen_ids": [10**6]}, tokenizer, preference_texts)
 
 
@@ -313,11 +313,9 @@ def test_sampled_ids_are_taken_as_they_are(tokenizer):
 
 def test_too_long_is_an_error_by_default(tokenizer):
     row = {"prompt": "the fox lives in a den", "completion": " as far as I know"}
-    with pytest.raises(
-        DataError, match=r"^f:1: the row has \d+ tokens and max_length is 4; raise it, or choose truncation="
-    ):
+    with pytest.raises(DataError, match=r"^f:1: .*\d+ tokens.*max_length is 4.*truncation="):
         one(row, tokenizer, max_length=4)
-    with pytest.raises(DataError, match=r"^f:1: the prompt has \d+ tokens and max_prompt_length is 2"):
+    with pytest.raises(DataError, match=r"^f:1: .*\d+ tokens.*max_prompt_length is 2"):
         one(row, tokenizer, max_prompt_length=2)
 
 

@@ -57,7 +57,7 @@ def test_a_judge_that_raises_is_named_with_its_samples():
     def broken(prompts, completions, **columns):
         raise ZeroDivisionError("by zero")
 
-    with pytest.raises(RewardError, match=r"broken failed on sample x: ZeroDivisionError: by zero\.$"):
+    with pytest.raises(RewardError, match=r"broken .*sample x: ZeroDivisionError: by zero\.$"):
         run_judge(broken, ["p", "q"], ["a", "b"], names=["x", "y"])
 
 
@@ -102,7 +102,7 @@ def test_batches_make_no_difference():
 
 
 def test_a_column_of_the_wrong_length_is_an_error():
-    with pytest.raises(RewardError, match=r"2 completions with 1 values of 'answer'"):
+    with pytest.raises(RewardError, match=r"2 completions.*1 values of 'answer'"):
         run_judge(returning(1, 1), ["p", "q"], ["a", "b"], columns={"answer": ["x"]})
 
 

@@ -104,7 +104,7 @@ def test_the_interval_is_over_problems_and_does_not_shrink_with_their_samples():
 def test_the_curve_goes_as_far_as_every_problem_has_samples():
     assert list(pass_curve([[1] * 9, [0] * 7])) == [1, 2, 4]
     assert list(pass_curve([np.array([1, 0, 1])], [3])) == [3]
-    with pytest.raises(ConfigError, match="pass@8 needs at least 8 samples of each problem, and problem 1 has 7"):
+    with pytest.raises(ConfigError, match=r"pass@8 .*problem 1 has 7"):
         pass_curve([[1] * 9, [0] * 7], [8])
 
 
@@ -118,5 +118,5 @@ def test_without_problems_nothing_is_measured_and_without_samples_it_is_refused(
 
 @pytest.mark.parametrize("samples", [[0.5], [float("nan")], [2], [[1, 0]]])
 def test_samples_are_right_or_wrong_and_nothing_between(samples):
-    with pytest.raises(ConfigError, match="samples of problem 1 must be a flat list"):
+    with pytest.raises(ConfigError, match=r"problem 1.*flat list"):
         pass_curve([[1], samples])

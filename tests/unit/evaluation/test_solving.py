@@ -168,13 +168,13 @@ def test_tries_that_can_not_be_told_are_refused(ks, num_samples, temperature, to
 
 
 def test_without_problems_it_is_refused_and_a_judge_that_fails_is_named():
-    with pytest.raises(DataError, match="There is no problem to ask"):
+    with pytest.raises(DataError, match="no problem"):
         evaluate_solving("p", [], judge, num_samples=1, sampling=SAMPLING, seed=0)
 
     def broken(prompts, completions, **columns):
         raise ZeroDivisionError("by nothing")
 
-    with pytest.raises(RewardError, match="broken failed on sample 'one'"):
+    with pytest.raises(RewardError, match=r"broken .*sample 'one'"):
         evaluate_solving(
             "p", PROMPTS, broken, num_samples=4, sampling=SAMPLING, seed=0, build_engine=lambda m: Script(POLICY)
         )

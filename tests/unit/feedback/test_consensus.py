@@ -142,12 +142,12 @@ def test_gold_items_and_those_that_too_few_judged_stay_behind():
         "enough",
         "won",
     ]
-    with pytest.raises(DataError, match=r"No item apart from gold ones has 3 judgment\(s\)"):
+    with pytest.raises(DataError, match=r"gold.*3 judgment"):
         consensus_rows(items, min_judgments=3)
 
 
 def test_a_wrong_option_is_named():
-    with pytest.raises(UnknownNameError, match="Did you mean 'dawid-skene'"):
+    with pytest.raises(UnknownNameError, match="'dawid-skene'"):
         consensus_rows([item("t", sides("a"))], aggregate="dawid_skene")
     with pytest.raises(UnknownNameError, match="way to treat ties"):
         consensus_rows([item("t", sides("a"))], ties="half")

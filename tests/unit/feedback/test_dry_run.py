@@ -78,7 +78,7 @@ def test_a_store_that_people_worked_in_is_refused_unless_one_knows(store):
     store.add_annotator("ann")
     held = store.next_task("ann")
     store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
-    with pytest.raises(ConfigError, match=r"1 judgment by 'ann', and simulated .*--i-know"):
+    with pytest.raises(ConfigError, match=r"1 judgment by 'ann'.*--i-know"):
         simulate(store, crowd(1))
     assert {judgment.annotator for judgment in store.judgments()} == {"ann"}
     assert {row.name for row in store.annotators()} == {"ann"}, "nothing was added"
@@ -89,7 +89,7 @@ def test_a_store_to_which_people_were_invited_is_refused_too_and_nothing_is_adde
     store.add_tasks([task("t")])
     store.add_annotator("olga", role="owner")
     store.add_annotator("ann")
-    with pytest.raises(ConfigError, match=r"'ann' was invited .* could not be taken out again.*--i-know"):
+    with pytest.raises(ConfigError, match=r"'ann' was invited.*--i-know"):
         simulate(store, crowd(1))
     assert not store.judgments()
     assert {row.name for row in store.annotators()} == {"ann", "olga"}
@@ -99,7 +99,7 @@ def test_nobody_judges_under_a_persons_name(store):
     store.add_tasks([task("t")])
     store.add_annotator("sim-good-0")
     make_invitation(store.engine, "sim-good-0")
-    with pytest.raises(ConfigError, match="'sim-good-0' is somebody's name here"):
+    with pytest.raises(ConfigError, match="'sim-good-0'"):
         simulate(store, crowd(1), among_people=True)
 
 

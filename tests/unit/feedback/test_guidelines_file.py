@@ -90,7 +90,7 @@ def test_all_complaints_come_together_and_json_has_lines_too(tmp_path):
     text = '[\n\t{\n\t\t"name": "a", "description": "b",\n\t\t"weight": "heavy"\n\t}\n]'
     with pytest.raises(ConfigError, match=r"guide\.json:4: weight"):
         read_guidelines(written(tmp_path, text, "guide.json"))
-    with pytest.raises(ConfigError, match=r"guide\.json line 1, column 2 is not valid JSON"):
+    with pytest.raises(ConfigError, match=r"guide\.json line 1, column 2"):
         read_guidelines(written(tmp_path, "[", "guide.json"))
     with pytest.raises(ConfigError, match="There is no file"):
         read_guidelines(tmp_path / "nothing.yaml")
@@ -105,7 +105,7 @@ def test_a_store_asks_for_what_it_was_told_and_keeps_what_is_rated(tmp_path):
         store.add_annotator("ann")
         value = {"ratings": {"truth": [4], "tone & style": [2]}}
         store.submit("ann", Submission(assignment=store.next_task("ann").number, key="k", value=value))
-        with pytest.raises(ConfigError, match="holds 1 judgment of 'tone & style'"):
+        with pytest.raises(ConfigError, match="1 judgment of 'tone & style'"):
             set_guidelines(store, ASKED[:1])
         set_guidelines(store, [*ASKED, AnnotationGuideline(name="new", description="one more")])
         assert [one.name for one in guidelines_of(store)] == ["truth", "tone & style", "new"]

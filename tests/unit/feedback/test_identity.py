@@ -116,7 +116,7 @@ def test_people_who_chose_otherwise_judged_one_task():
 
 
 def test_opposite_gold_answers_are_refused_with_both_rows():
-    with pytest.raises(DataError, match=r"another right answer to the task .*'a'.* in row 1 and .*'b'.* in row 2"):
+    with pytest.raises(DataError, match=r"'a'.* in row 1 and .*'b'.* in row 2"):
         read_items([PAIR, OPPOSITE], all_gold=True)
     (same,) = read_items(
         [PAIR, {"prompt": "q", "completion_a": "y", "completion_b": "x", "preference": "b"}], all_gold=True

@@ -88,7 +88,7 @@ def test_nothing_goes_beyond_how_often_the_held_out_labels_are_right():
     bounded = fit_learning_curve(steep, label_accuracy=0.75)
     assert bounded.ceiling.high <= 0.75
     assert bounded.pairs_for(0.76).reach_frac == 0
-    with pytest.raises(ConfigError, match=r"accuracy of 0\.9 .* right 75\.0\u202f% of the time: no model can agree"):
+    with pytest.raises(ConfigError, match=r"0\.9 .*75\.0\u202f%"):
         fit_learning_curve([*steep, MeasuredAccuracy(pairs=2000, accuracy=0.9, held_out=400)], label_accuracy=0.75)
 
 

@@ -132,7 +132,7 @@ def test_an_unbeaten_competitor_stays_finite_and_ties_pull_together():
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(DataError, match="no comparison"):
         crowd_bradley_terry([])
-    with pytest.raises(DataError, match="'ann' compared 'x' with itself"):
+    with pytest.raises(DataError, match=r"'ann'.*'x'.*itself"):
         crowd_bradley_terry([Comparison("ann", "x", "x")])
     with pytest.raises(ConfigError, match="must be above 0"):
         crowd_bradley_terry([Comparison("ann", "x", "y")], prior=0)

@@ -73,7 +73,7 @@ def test_several_samples_are_ranked_or_compared_two_by_two():
     assert [[r.text for r in task.responses] for task in pairs] == [["x", "y"], ["x", "z"], ["y", "z"]]
     assert len({task.id for task in pairs}) == 3
     assert [task.kind for task in tasks_of(rows, kind="binary")] == ["binary"] * 3
-    with pytest.raises(DataError, match="row 1: its prompt has 7 completions, and a person ranks or rates at most 6"):
+    with pytest.raises(DataError, match=r"row 1: .*7 completions.*at most 6"):
         tasks_of([{"prompt": "q", "completion": str(n)} for n in range(7)])
 
 
@@ -97,13 +97,13 @@ def test_ids_come_from_the_row_or_from_what_it_says_and_never_from_its_place():
 
 def test_two_questions_under_one_id_are_refused():
     rows = [{"id": "t", "prompt": "q", "chosen": "x", "rejected": end} for end in "yz"]
-    with pytest.raises(DataError, match="Two rows have the id 't' and another completions"):
+    with pytest.raises(DataError, match=r"id 't'.*completions"):
         tasks_of(rows)
 
 
 def test_two_rows_that_know_another_right_answer_are_both_named():
     rows = [{"id": "t", "prompt": "q", "completion_a": "x", "completion_b": "y", "preference": p} for p in "ab"]
-    with pytest.raises(DataError, match=r"right answer to the task 't': .*'a'.* in row 1 and .*'b'.* in row 2"):
+    with pytest.raises(DataError, match=r"'t': .*'a'.* in row 1 and .*'b'.* in row 2"):
         read_items(rows, all_gold=True)
     (task,) = [item.task for item in read_items([rows[0], rows[1] | {"gold": True}]).items]
     assert task.gold == {"preference": "b"}, "whichever row tells it"
@@ -148,7 +148,7 @@ def test_a_row_that_can_not_be_asked_says_which_and_why(row, how, words):
 @pytest.mark.parametrize("priority", ["inf", "nan"])
 def test_a_priority_that_has_no_place_in_the_order_is_named_with_file_and_line(priority, tmp_path):
     (tmp_path / "rows.csv").write_text(f"prompt,completion,label,priority\nq,x,true,1.5\nr,x,true,{priority}\n")
-    with pytest.raises(DataError, match=rf"rows\.csv:3: column 'priority' is {priority}; wanted a finite number"):
+    with pytest.raises(DataError, match=rf"rows\.csv:3: column 'priority' is {priority}"):
         read_items(tmp_path / "rows.csv")
 
 

@@ -365,7 +365,7 @@ def test_order_and_a_shift_of_scores_change_no_advantage_but_place(order: list[i
 
 
 def test_greedy_scores_of_other_prompts_and_a_lambda_without_share_are_refused():
-    with pytest.raises(ConfigError, match="prompts 0 to 2, and there are greedy scores of 2"):
+    with pytest.raises(ConfigError, match=r"0 to 2.*scores of 2"):
         greedy_baseline_advantages(double(1, 2), double(0, 0), torch.tensor([0, 2]))
-    with pytest.raises(ConfigError, match="alpha of the length-adaptive lambda is 0"):
+    with pytest.raises(ConfigError, match=r"alpha .*is 0"):
         length_adaptive_lambda(torch.tensor([3]), alpha=0)

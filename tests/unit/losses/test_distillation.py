@@ -185,7 +185,7 @@ def test_two_micro_batches_equal_one():
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1])
 def test_a_beta_out_of_range_is_refused(beta: float):
-    with pytest.raises(ConfigError, match=rf"is {beta}; it must lie in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=rf"is {beta}; .*\[0, 1\]"):
         generalized_jsd(double(0, 0), double(0, 0), beta=beta)
 
 
@@ -196,7 +196,7 @@ def test_another_vocabulary_is_refused():
 
 def test_hidden_states_of_other_tokens_and_empty_tiles_are_refused():
     head = torch.nn.Identity()
-    with pytest.raises(ConfigError, match="student has 3 hidden states and the teacher 4"):
+    with pytest.raises(ConfigError, match=r"student has 3 .*teacher 4"):
         distillation_loss(_logits(0, 3, 7), _logits(0, 4, 7), head, head, beta=0.5)
     with pytest.raises(ConfigError, match="tile_tokens is 0"):
         distillation_loss(_logits(0, 3, 7), _logits(0, 3, 7), head, head, beta=0.5, tile_tokens=0)

@@ -110,11 +110,11 @@ def test_an_unscored_token_cannot_reach_it_and_two_micro_batches_equal_one(optio
 
 
 def test_a_divergence_that_does_not_exist_is_answered_with_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'forward_kl'"):
+    with pytest.raises(UnknownNameError, match="'forward_kl'"):
         divergence_scores(double(0), double(0), divergence="forward-kl")
 
 
 @pytest.mark.parametrize("options", [{"divergence": "js", "alpha": 0.5}, {"divergence": "alpha"}])
 def test_an_alpha_that_would_be_ignored_or_is_missing_is_refused(options):
-    with pytest.raises(ConfigError, match="alpha belongs to the divergence 'alpha', and that one needs it"):
+    with pytest.raises(ConfigError, match=r"alpha.*'alpha'"):
         divergence_scores(double(0), double(0), **options)

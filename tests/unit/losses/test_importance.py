@@ -129,16 +129,14 @@ def test_masked_tokens_and_unscored_ones_do_not_reach_the_loss():
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.9), (1.1, 2.0), (-0.5, 2.0)])
 def test_bounds_that_leave_out_agreement_are_refused(low: float, high: float):
-    with pytest.raises(ConfigError, match=rf"are {low} and {high}; a ratio of 1.*such as 0 and 2"):
+    with pytest.raises(ConfigError, match=rf"are {low} and {high}"):
         importance_weights(OLD, SAMPLING, SEQ, low=low, high=high)
 
 
 def test_names_are_looked_up_with_help():
-    with pytest.raises(
-        UnknownNameError, match=r"No level of importance weights is called 'tokn'\. Did you mean 'token'"
-    ):
+    with pytest.raises(UnknownNameError, match=r"'tokn'.*'token'"):
         importance_weights(OLD, SAMPLING, SEQ, level="tokn")
-    with pytest.raises(UnknownNameError, match=r"No bound of importance weights is called 'clip'.*truncate, mask"):
+    with pytest.raises(UnknownNameError, match=r"'clip'.*truncate, mask"):
         importance_weights(OLD, SAMPLING, SEQ, bound="clip")
 
 

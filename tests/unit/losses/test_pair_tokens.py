@@ -56,7 +56,7 @@ def test_length_desensitized_gradients_are_those_of_finite_differences():
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])
 def test_an_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(ConfigError, match=f"an alpha from 0 to 1; got {alpha}"):
+    with pytest.raises(ConfigError, match=rf"alpha .*got {alpha}"):
         length_desensitized_logprobs(LOGPROBS, SEQ, 4, alpha=alpha)
 
 

@@ -284,7 +284,7 @@ def test_two_micro_batches_equal_one_for_all_of_them(loss):
 
 @pytest.mark.parametrize(("low", "high"), [(1.5, 4.0), (-0.1, 4.0), (1.0, -0.2)])
 def test_bounds_of_cispo_that_are_no_distances_are_refused(low: float, high: float):
-    with pytest.raises(ConfigError, match=r"distances from a ratio of 1.*clip_high of at least 0, such as 4"):
+    with pytest.raises(ConfigError, match=r"clip_high.*at least 0"):
         cispo_loss(NEW, OLD, ADVANTAGES, clip_low=low, clip_high=high)
 
 

@@ -188,12 +188,12 @@ def test_two_micro_batches_equal_one(loss_of, count):
 
 
 def test_a_solution_without_steps_is_refused_by_its_number():
-    with pytest.raises(DataError, match=r"Solutions \[1, 3\] of this batch have no steps"):
+    with pytest.raises(DataError, match=r"\[1, 3\].*no steps"):
         aggregate_steps(double(1, 2), torch.tensor([0, 2]), 4, how="min")
 
 
 def test_a_misspelled_aggregation_is_refused_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"'prod'. Did you mean 'product'\? Known: min, product, mean, last"):
+    with pytest.raises(UnknownNameError, match=r"'prod'.*'product'.*min, product, mean, last"):
         aggregate_steps(SURE, TWO, 2, how="prod")
 
 

@@ -85,7 +85,7 @@ def test_an_anchor_without_its_parameter_is_refused_by_name(parameters, message)
 
 
 def test_missing_information_and_missing_anchors_are_refused():
-    with pytest.raises(ConfigError, match=r"weight of shape \[3, 1\] is not among the Fisher information"):
+    with pytest.raises(ConfigError, match=r"weight of shape \[3, 1\]"):
         ewc_penalty(moved(), ANCHORS, {"bias": FISHER["bias"]})
     with pytest.raises(ConfigError, match="No parameter is anchored"):
         l2_penalty(moved(), {})
@@ -191,22 +191,22 @@ def test_elastic_weights_hold_what_the_first_task_needs_and_let_the_rest_go():
 def test_a_row_that_is_not_finite_is_named_and_not_counted():
     weights = at_zero()
     fisher = fisher_of(ROWS)
-    with pytest.raises(TrainingError, match=r"Row 3 .* gradient for slope that is not finite, from a loss of inf"):
+    with pytest.raises(TrainingError, match=r"Row 3 .*slope.*loss of inf"):
         fisher.add_row(line(weights, 1.0, math.inf), weights)
     assert fisher.num_rows == 3
     torch.testing.assert_close(fisher.mean(), fisher_of(ROWS).mean())
 
 
 def test_information_without_rows_is_unknown_and_not_zero():
-    with pytest.raises(TrainingError, match="before any row was added"):
+    with pytest.raises(TrainingError, match="before any row"):
         DiagonalFisher(at_zero()).mean()
 
 
 def test_information_of_another_model_is_refused_by_name():
     fisher = DiagonalFisher({"slope": double(1, 2)})
-    with pytest.raises(CheckpointError, match=r"has \[1\] for slope where the model has \[2\]; it belongs to another"):
+    with pytest.raises(CheckpointError, match=r"\[1\] for slope .*\[2\]"):
         fisher.load_state_dict(fisher_of(ROWS).state_dict())
-    with pytest.raises(ConfigError, match=r"slope of shape \[2\] is not among the totals to merge"):
+    with pytest.raises(ConfigError, match=r"slope of shape \[2\]"):
         fisher.merge(fisher_of(ROWS))
 
 
@@ -281,7 +281,7 @@ def test_noise_has_the_type_of_the_embeddings_and_no_gradient():
 
 def test_noise_that_makes_no_sense_is_refused():
     generator = torch.Generator()
-    with pytest.raises(ConfigError, match=r"alpha is -1; it is the size of a noise, 0 or above"):
+    with pytest.raises(ConfigError, match=r"alpha is -1"):
         neftune_noise(torch.zeros(2, 3), torch.tensor([0, 0]), alpha=-1, generator=generator)
     with pytest.raises(ConfigError, match=r"got shapes \[2, 3\] and \[3\]"):
         neftune_noise(torch.zeros(2, 3), torch.tensor([0, 0, 0]), alpha=1, generator=generator)

@@ -43,14 +43,14 @@ def test_the_order_of_rows_does_not_matter_to_the_last_bit(values, data):
 def test_a_value_that_is_not_finite_is_refused_by_row_and_not_kept(bad):
     mean = RunningMean(0.5)
     mean.update(double(4))
-    with pytest.raises(TrainingError, match=rf"given {bad} \(row 1 of 3\) and needs finite"):
+    with pytest.raises(TrainingError, match=rf"given {bad} \(row 1 of 3\)"):
         mean.update(double(1, bad, 2))
     assert mean.mean == 4
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_a_decay_that_forgets_or_learns_nothing_is_refused(decay):
-    with pytest.raises(ConfigError, match=f"at least 0 and below 1; got {decay}"):
+    with pytest.raises(ConfigError, match=f"below 1; got {decay}"):
         RunningMean(decay)
 
 

@@ -116,7 +116,7 @@ def test_ends_skip_segments_without_tokens():
 
 
 def test_a_sequence_whose_tokens_are_apart_is_refused_by_number():
-    with pytest.raises(ConfigError, match="Token 2 belongs to sequence 0 and the token before it to 1"):
+    with pytest.raises(ConfigError, match=r"Token 2 .*sequence 0 .* 1"):
         segment_cumsum_reverse(double(1, 1, 1), torch.tensor([0, 1, 0]))
 
 

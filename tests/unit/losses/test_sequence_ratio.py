@@ -159,5 +159,5 @@ def test_no_tokens_give_no_losses(how: str):
 
 
 def test_an_unknown_ratio_is_refused_by_name():
-    with pytest.raises(UnknownNameError, match=r"No ratio of sequences is called 'tokens'\. Did you mean 'token'\?"):
+    with pytest.raises(UnknownNameError, match=r"'tokens'.*'token'"):
         sequence_policy_loss(NEW, OLD, OLD, SEQ, how="tokens")

@@ -34,7 +34,7 @@ def test_one_token_more_never_helps_and_never_costs_more_than_its_share(buffer: 
 
 @pytest.mark.parametrize("buffer", [0, 21])
 def test_a_buffer_without_room_is_refused(buffer: int):
-    with pytest.raises(ConfigError, match=rf"grows over {buffer} tokens before a limit of 20"):
+    with pytest.raises(ConfigError, match=rf"{buffer} tokens.*20"):
         overlong_penalty(torch.tensor([1]), max_tokens=20, buffer_tokens=buffer)
 
 

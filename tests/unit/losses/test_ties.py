@@ -202,20 +202,20 @@ def test_two_micro_batches_equal_one(loss):
 
 @pytest.mark.parametrize("margins", [(), (-0.1,), (1, 1), (2, 1), (0, 1, 0.5)])
 def test_margins_out_of_order_are_refused(margins):
-    with pytest.raises(ConfigError, match=r"rise from 0 or above, each larger .* got \["):
+    with pytest.raises(ConfigError, match=r"larger.*got \["):
         graded_loss(double(1), double(0), torch.tensor([1]), margins=double(*margins))
 
 
 def test_a_negative_threshold_or_weight_is_refused():
-    with pytest.raises(ConfigError, match=r"rise from 0 or above.* got \[-0.5\]"):
+    with pytest.raises(ConfigError, match=r"0 or above.*got \[-0\.5\]"):
         rao_kupper_loss(double(1), double(0), WIN, threshold=-0.5)
-    with pytest.raises(ConfigError, match=r"weight of a tie is -2; it must be 0 or above"):
+    with pytest.raises(ConfigError, match=r"weight of a tie is -2"):
         davidson_loss(double(1), double(0), WIN, tie_weight=-2)
 
 
 @LOSSES
 def test_shapes_that_would_broadcast_are_refused(loss):
-    with pytest.raises(ConfigError, match="flat tensors of one length"):
+    with pytest.raises(ConfigError, match="one length"):
         loss(double(1, 2), double(1, 2), TIE)
-    with pytest.raises(ConfigError, match="flat tensors of one length"):
+    with pytest.raises(ConfigError, match="one length"):
         loss(double(1, 2), double(1), torch.tensor([True, False]))

@@ -54,14 +54,14 @@ def test_nothing_to_solve_takes_no_product():
 
 @pytest.mark.parametrize(("matvec", "curvature"), [(lambda v: -v, "-5"), (lambda v: v * math.nan, "nan")])
 def test_a_curvature_that_is_not_positive_is_refused(matvec, curvature: str):
-    with pytest.raises(TrainingError, match=rf"direction 1 .* is {curvature}; .*Raise the damping"):
+    with pytest.raises(TrainingError, match=rf"direction 1 .* is {curvature}; .*damping"):
         conjugate_gradient(matvec, double(1, 2))
 
 
 def test_a_gradient_that_is_not_finite_or_not_flat_is_refused():
     with pytest.raises(TrainingError, match="not finite"):
         conjugate_gradient(lambda v: v, double(1, math.nan))
-    with pytest.raises(ConfigError, match=r"one flat vector; got shape \[1, 2\]"):
+    with pytest.raises(ConfigError, match=r"shape \[1, 2\]"):
         conjugate_gradient(lambda v: v, double(1, 2)[None])
 
 
@@ -72,7 +72,7 @@ def test_the_step_spends_exactly_the_kl_allowed_in_the_quadratic_model_by_hand()
 
 
 def test_no_direction_and_no_kl_give_no_step():
-    with pytest.raises(TrainingError, match=r"is 0; it must be positive.*skip the update"):
+    with pytest.raises(TrainingError, match=r"is 0; .*positive"):
         trust_region_step(double(0, 0), lambda v: v, max_kl=0.01)
     with pytest.raises(ConfigError, match="max_kl is 0"):
         trust_region_step(double(1, 0), lambda v: v, max_kl=0)
@@ -116,10 +116,10 @@ def test_where_no_try_is_good_enough_the_policy_stays(result: tuple[float, float
 
 def test_a_search_without_tries_or_without_a_promise_is_refused():
     for wrong in ({"shrink": 1.0}, {"max_tries": 0}):
-        with pytest.raises(ConfigError, match="between 0 and 1 in at least one try"):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
             line_search(Quadratic(0, 0), expected_improvement=1.0, max_kl=0.01, **wrong)
     for expected in (0.0, -1.0, math.nan):
-        with pytest.raises(TrainingError, match="check the sign of the gradient"):
+        with pytest.raises(TrainingError, match="sign of the gradient"):
             line_search(Quadratic(0, 0), expected_improvement=expected, max_kl=0.01)
 
 

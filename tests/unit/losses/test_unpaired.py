@@ -102,7 +102,7 @@ def test_an_unscored_token_cannot_reach_it_and_two_micro_batches_equal_one(loss)
 
 @ALL
 def test_labels_that_are_numbers_are_refused(loss):
-    with pytest.raises(ConfigError, match=r"desirable must be boolean, one per row; got torch\.int64"):
+    with pytest.raises(ConfigError, match=r"desirable .*boolean.*torch\.int64"):
         loss(double(0, 0), double(0, 0), torch.tensor([1, 0]))
 
 
@@ -131,7 +131,7 @@ def test_the_reference_point_carries_no_gradient():
 
 
 def test_a_reference_point_of_no_rows_is_refused():
-    with pytest.raises(ConfigError, match="kto_reference_point got no rows"):
+    with pytest.raises(ConfigError, match=r"kto_reference_point.*no rows"):
         kto_reference_point(double(), double())
 
 
@@ -139,7 +139,7 @@ def test_a_reference_point_of_no_rows_is_refused():
 @settings(deadline=None, max_examples=200)
 def test_no_row_is_matched_with_its_own_prompt_and_each_is_used_evenly(prompts, seed):
     if len(set(prompts)) == 1:
-        with pytest.raises(ConfigError, match=f"all {len(prompts)} rows of the step have the same one"):
+        with pytest.raises(ConfigError, match=f"all {len(prompts)} rows"):
             mismatched_rows(prompts, seed=seed)
         return
     match = mismatched_rows(prompts, seed=seed)
@@ -165,7 +165,7 @@ def test_matches_are_those_of_the_seed_and_differ_between_steps():
 
 
 def test_a_single_row_is_refused():
-    with pytest.raises(ConfigError, match=r"needs completions of other prompts.*make steps of more rows"):
+    with pytest.raises(ConfigError, match=r"other prompts"):
         mismatched_rows(["only"], seed=0)
 
 

@@ -301,9 +301,7 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(dt
     buckets, num_rows = tree_of([(3, 2, 4)])
     tensors = inputs(num_rows, SHAPES["A"], dtype)
     for _ in range(2):
-        with pytest.raises(
-            TrainingError, match=r"Attention in C.* is off by .* of its size for heads of 32: leave compiled out"
-        ):
+        with pytest.raises(TrainingError, match=r"Attention.*off by .*heads of 32.*compiled"):
             compiled_tree_attention(*tensors, buckets, scaling=0.2)
 
 

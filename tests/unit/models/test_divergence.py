@@ -221,7 +221,7 @@ class OnlyLogprobs:
 
 def test_a_reference_without_distributions_is_refused():
     policy = double_policy()
-    with pytest.raises(ModelError, match="OnlyLogprobs, which only reports log-probabilities"):
+    with pytest.raises(ModelError, match="OnlyLogprobs"):
         exact_kl_per_token(policy, OnlyLogprobs(), BATCH)
     with pytest.raises(ModelError, match=r"^The teacher is a OnlyLogprobs"):
         check_comparable(policy, OnlyLogprobs(), what="The teacher")
@@ -233,14 +233,14 @@ def test_other_token_ids_are_refused_by_name():
         double_policy().model, tiny.build_tokenizer(("zyx zyx zyx zyx",), vocab_size=len(toy.TOKENIZER))
     )
     check_comparable(policy, double_policy(1), what="The teacher")
-    with pytest.raises(ModelError, match=r"The teacher reads other token ids than the policy: '.+' is [0-9]+ in"):
+    with pytest.raises(ModelError, match=r"teacher .*'.+' is [0-9]+ in"):
         check_comparable(policy, other, what="The teacher")
 
 
 def test_another_number_of_tokens_is_refused():
     small = PolicyModel(tiny.build_llama(vocab_size=toy.VOCABULARY), toy.TOKENIZER)
     large = PolicyModel(tiny.build_llama(vocab_size=toy.VOCABULARY + 8), toy.TOKENIZER)
-    with pytest.raises(ModelError, match=f"{toy.VOCABULARY} and {toy.VOCABULARY + 8} entries"):
+    with pytest.raises(ModelError, match=f"{toy.VOCABULARY} and {toy.VOCABULARY + 8}"):
         check_comparable(small, large, what="The teacher")
     with pytest.raises(ModelError, match="resize the embeddings"):
         exact_kl_per_token(small, large, BATCH)

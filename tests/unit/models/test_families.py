@@ -412,7 +412,7 @@ def test_a_model_that_no_path_scores_rightly_is_refused(monkeypatch):
         return type(scores)(scores.logprobs + 0.01)
 
     monkeypatch.setattr(paths, "score", wrong)
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM gives different numbers .* differs by 1.0e-02"):
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM .*1\.0e-02"):
         choose_path(build(family("llama")), some_groups())
 
 
@@ -446,10 +446,10 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature):
 
 
 def test_a_model_without_output_projection_is_refused_by_name():
-    with pytest.raises(ModelError, match="LlamaModel has no language-model head"):
+    with pytest.raises(ModelError, match=r"LlamaModel.*head"):
         score(build(family("llama")).model, pack(some_groups()))
 
 
 def test_a_family_with_its_own_attention_is_never_packed_behind_its_back():
-    with pytest.raises(ModelError, match="BloomModel has its own attention code; use the padded path"):
+    with pytest.raises(ModelError, match=r"BloomModel.*padded"):
         score(build(family("bloom")), pack(some_groups()), path="packed")

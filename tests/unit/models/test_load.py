@@ -159,7 +159,7 @@ def test_without_any_end_of_text_nothing_loads(tiny_model_folder):
     edit_json(tiny_model_folder / "generation_config.json", eos_token_id=None)
     config = json.loads((tiny_model_folder / "config.json").read_text())
     (tiny_model_folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
-    with pytest.raises(ModelError, match=r"never learn to stop.*Set `eos_token` in tokenizer_config.json"):
+    with pytest.raises(ModelError, match=r"`eos_token`.*tokenizer_config\.json"):
         load_causal_lm(str(tiny_model_folder), seed=0)
 
 
@@ -167,7 +167,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tmp_path, 
     highest = len(tiny_tokenizer) - 1
     tiny.build_llama(vocab_size=highest).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=rf"up to number {highest} \('\w+'\), .* only {highest} embeddings"):
+    with pytest.raises(ModelError, match=rf"{highest} \('\w+'\).*{highest} embeddings"):
         load_causal_lm(str(tmp_path), seed=0)
 
 
@@ -175,12 +175,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tmp_path, 
 
 
 def test_a_misspelled_folder_names_its_neighbors(tiny_model_folder):
-    with pytest.raises(ModelError, match=r"no model folder .*tiny_modle\. Did you mean 'tiny_model'\?"):
+    with pytest.raises(ModelError, match=r"tiny_modle.*'tiny_model'"):
         load_causal_lm(str(tiny_model_folder.parent / "tiny_modle"), seed=0)
 
 
 def test_a_file_is_no_model(tiny_model_folder):
-    with pytest.raises(ModelError, match="is a file; give the folder"):
+    with pytest.raises(ModelError, match=r"file; .*folder"):
         load_causal_lm(str(tiny_model_folder / "config.json"), seed=0)
 
 
@@ -191,7 +191,7 @@ def test_a_folder_of_something_else_is_no_model(tmp_path):
 
 
 def test_a_stage_outside_a_pipeline_is_refused():
-    with pytest.raises(ModelError, match="'stage:sft' names a stage of a pipeline"):
+    with pytest.raises(ModelError, match="'stage:sft'"):
         load_causal_lm("stage:sft", seed=0)
 
 
@@ -204,7 +204,7 @@ def test_a_folder_without_weights_is_refused(tiny_model_folder):
 def test_pickled_weights_are_read_only_where_allowed(tiny_model_folder, tiny_llama):
     (tiny_model_folder / "model.safetensors").unlink()
     torch.save(tiny_llama.state_dict(), tiny_model_folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"only as pytorch_model.bin, a pickle"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*pickle"):
         load_causal_lm(str(tiny_model_folder), seed=0)
     model, _ = load_causal_lm(ModelConfig.of({"path": str(tiny_model_folder), "allow_pickle": True}), seed=0)
     assert same_weights(model, tiny_llama)
@@ -214,25 +214,19 @@ def test_a_missing_weight_is_never_drawn_at_random(tiny_model_folder):
     weights = load_file(tiny_model_folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tiny_model_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ModelError, match=r"lacks 1 of the weights .*: model\.layers\.1\.mlp\.up_proj\.weight; they would be random"
-    ):
+    with pytest.raises(ModelError, match=r"lacks 1 .*: model\.layers\.1\.mlp\.up_proj\.weight"):
         load_causal_lm(str(tiny_model_folder), seed=0)
 
 
 def test_damaged_weights_are_one_clear_sentence(tiny_model_folder):
     path = tiny_model_folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(
-        ModelError, match=r"model\.safetensors is damaged: 1000 bytes .*Copy or download the folder again\."
-    ):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged: 1000 bytes"):
         load_causal_lm(str(tiny_model_folder), seed=0)
 
 
 def test_a_hub_name_without_a_hub_says_so():
-    with pytest.raises(
-        ModelError, match=r"'nobody/nothing' is not in this machine's cache, and HF_HUB_OFFLINE .*hf download"
-    ):
+    with pytest.raises(ModelError, match=r"'nobody/nothing'.*HF_HUB_OFFLINE.*hf download"):
         load_causal_lm("nobody/nothing", seed=0)
 
 
@@ -243,7 +237,7 @@ def test_code_from_a_repository_is_refused_unless_asked_for(tiny_model_folder):
         model_type="evil",
         auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
     )
-    with pytest.raises(ModelError, match=r"config\.json asks to run .*: evil\.py\. Nothing was run\. Read that code"):
+    with pytest.raises(ModelError, match=r"config\.json.*evil\.py.*Nothing was run"):
         load_causal_lm(str(tiny_model_folder), seed=0)
 
 
@@ -253,7 +247,7 @@ def four_bit(folder):
 
 def test_four_bits_without_a_gpu_are_refused(tiny_model_folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match="quantize_4bit needs a CUDA GPU"):
+    with pytest.raises(ModelError, match=r"quantize_4bit.*CUDA"):
         load_causal_lm(four_bit(tiny_model_folder), seed=0)
 
 
@@ -315,7 +309,7 @@ def test_adapters_differ_only_by_their_seed(tiny_model_folder):
 
 
 def test_an_adapter_for_layers_that_do_not_exist_lists_those_that_do(tiny_model_folder):
-    with pytest.raises(ModelError, match=r"No adapter could be put on \['query'\].*q_proj"):
+    with pytest.raises(ModelError, match=r"\['query'\].*q_proj"):
         load_causal_lm(with_lora(tiny_model_folder, target_modules=["query"]), seed=0)
 
 
@@ -355,11 +349,11 @@ def test_a_run_that_is_moved_or_copied_loads_the_base_that_moved_with_it(tmp_pat
     assert adapter_base(str(again)) == str(copy / "sft" / "model"), "trained on from another depth"
     with pytest.raises(
         ModelError,
-        match=r"dpo/model is an adapter of other weights than .*sft/model.*\b[0-9a-f]{16}\b.* expects [0-9a-f]{16}",
+        match=r"dpo/model .*sft/model.*\b[0-9a-f]{16}\b.* expects [0-9a-f]{16}",
     ):
         load_causal_lm(str(lora_run / "dpo" / "model"), seed=0)
     shutil.rmtree(copy / "sft")
-    with pytest.raises(ModelError, match=r"base model can't be found: There is no model folder .*copy/sft/model"):
+    with pytest.raises(ModelError, match=r"base model.*copy/sft/model"):
         load_causal_lm(str(copy / "dpo" / "model"), seed=0)
 
 
@@ -409,7 +403,7 @@ def test_an_adapter_that_names_no_base_is_refused(tmp_path, tiny_model_folder):
     folder = PolicyModel.from_pretrained(with_lora(tiny_model_folder)).save_pretrained(tmp_path / "adapter")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": None}))
-    with pytest.raises(ModelError, match="does not name its base"):
+    with pytest.raises(ModelError, match="name its base"):
         load_causal_lm(str(folder), seed=0)
 
 

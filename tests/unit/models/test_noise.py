@@ -33,6 +33,6 @@ def test_nothing_is_left_behind_by_an_error():
 
 def test_a_model_that_never_asks_its_embedding_is_told_of():
     policy, batch = toy.build_policy(), pack(toy.rows(3))
-    with pytest.raises(ModelError, match="GPT2LMHeadModel asked its input embedding 0 times"):  # noqa: SIM117
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel.*0 times"):  # noqa: SIM117
         with added_to_embeddings(policy.model, batch, torch.ones_like):
             pass

@@ -122,7 +122,7 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path, policy, monkeypatch):
 
 def test_a_file_is_not_overwritten_by_a_folder(tmp_path, policy):
     (tmp_path / "model").write_text("notes")
-    with pytest.raises(ModelError, match="there is a file of that name"):
+    with pytest.raises(ModelError, match="file of that name"):
         policy.save_pretrained(tmp_path / "model")
 
 
@@ -208,7 +208,7 @@ def test_the_adapter_is_on_and_trained_again_afterwards(lora_policy, fails):
 
 
 def test_there_is_no_adapter_to_switch_off_in_a_plain_policy(policy):
-    with pytest.raises(ModelError, match="no adapter to switch off"), policy.adapter_off():
+    with pytest.raises(ModelError, match="no adapter"), policy.adapter_off():
         pass
 
 

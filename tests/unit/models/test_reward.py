@@ -192,16 +192,14 @@ def test_a_classifier_of_two_labels_is_no_reward_model(tmp_path, tiny_llama, tin
     tiny_llama.config.num_labels = 2
     LlamaForSequenceClassification(tiny_llama.config).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        ModelError, match="is a LlamaForSequenceClassification and has 2 outputs where a reward model has one"
-    ):
+    with pytest.raises(ModelError, match=r"LlamaForSequenceClassification.*2 outputs"):
         RewardModel.from_pretrained(str(tmp_path))
 
 
 def test_a_language_model_is_no_reward_model(tiny_model_folder):
     edited = json.loads((tiny_model_folder / "config.json").read_text()) | {"id2label": {"0": "score"}}
     (tiny_model_folder / "config.json").write_text(json.dumps(edited))
-    with pytest.raises(ModelError, match=r"lacks 1 of the weights .*: score\.weight; they would be random"):
+    with pytest.raises(ModelError, match=r"lacks 1 .*: score\.weight"):
         RewardModel.from_pretrained(str(tiny_model_folder))
 
 
@@ -255,7 +253,7 @@ def test_scores_that_are_no_numbers_cannot_be_normalized(policy, raw):
 
 
 def test_normalization_of_another_ensemble_is_refused(policy):
-    with pytest.raises(ModelError, match=r"\(2,\) means and \(2,\) deviations for 1 scores"):
+    with pytest.raises(ModelError, match=r"\(2,\) means and \(2,\) deviations for 1 "):
         RewardModel.from_policy(policy).set_normalization(torch.zeros(2), torch.ones(2))
 
 

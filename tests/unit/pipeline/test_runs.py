@@ -38,9 +38,9 @@ def test_runs_are_found_by_folder_and_by_name(runs):
     assert [run.name for run in run_folders(runs)] == ["loop", "other"]
     assert run_folders(runs / "loop") == [runs / "loop"]
     assert find_run("loop", runs) == find_run(str(runs / "loop"), Path("elsewhere")) == runs / "loop"
-    with pytest.raises(ConfigError, match=r"no run 'lop' in .*Did you mean 'loop'\? Known: loop, other\."):
+    with pytest.raises(ConfigError, match=r"'lop' .*'loop'.*loop, other"):
         find_run("lop", runs)
-    with pytest.raises(ConfigError, match=r"There is no folder .*absent; say where the run folders lie with --runs"):
+    with pytest.raises(ConfigError, match=r"absent.*--runs"):
         run_folders(runs / "absent")
 
 
@@ -219,9 +219,9 @@ def test_a_copy_elsewhere_is_known_by_its_content(runs, tmp_path):
     assert found.made_from[0].name == "reward"
     assert lineage(copy.parent, runs=runs).made_from[0].name == "reward"
     copy.write_text("trained elsewhere")
-    with pytest.raises(ConfigError, match=r"renamed\.safetensors has a content that no run in .*runs recorded.*--runs"):
+    with pytest.raises(ConfigError, match=r"renamed\.safetensors .*runs .*--runs"):
         lineage(copy, runs=runs)
-    with pytest.raises(ConfigError, match="There is no file or folder"):
+    with pytest.raises(ConfigError, match="no file or folder"):
         lineage(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no weight files"):

@@ -208,5 +208,5 @@ def test_demonstrations_of_none_of_the_prompts_are_told(tmp_path):
 
 def test_noise_at_which_labels_say_nothing_is_refused_before_it_runs():
     stage = {"kind": "preferences", "model": "embedded", "prompts": "p.jsonl", "num_pairs": 4, "noise": 0.5}
-    with pytest.raises(ConfigError, match=r"noise: should be less than 0\.5"):
+    with pytest.raises(ConfigError, match=r"noise: .*0\.5"):
         RecipeConfig.of({"name": "r", "stages": {"z": stage}})

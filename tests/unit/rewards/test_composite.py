@@ -35,9 +35,7 @@ def test_what_does_not_apply_is_left_out_of_a_samples_sum():
 
 
 def test_a_sample_that_nothing_applies_to_is_named():
-    with pytest.raises(
-        RewardError, match=r"Sample 'p1' \(completion 0\) has no reward: no reward applies to it: none_for_short all"
-    ):
+    with pytest.raises(RewardError, match=r"'p1' \(completion 0\) .*none_for_short"):
         CompositeReward([Component(scorer=in_process(none_for_short), weight=2.0)]).score(*samples("abcd", "ab"))
 
 
@@ -56,7 +54,7 @@ def test_equal_scores_and_missing_ones_are_normalized_without_harm():
 
 def test_a_components_failure_is_the_sums_failure():
     reward = CompositeReward([Component(scorer=in_process(length)), Component(scorer=in_process(raise_on_bad))])
-    with pytest.raises(RewardError, match=r"raise_on_bad failed on sample 'p1'"):
+    with pytest.raises(RewardError, match=r"raise_on_bad .*sample 'p1'"):
         reward.score(*samples("good", "bad"))
 
 
@@ -83,7 +81,7 @@ def test_a_sum_beyond_all_numbers_is_an_error_of_its_sample(on_error):
     if on_error == "report":
         assert reward.score(*samples("a", "b")).errors == {1: message}
     else:
-        with pytest.raises(RewardError, match=rf"Sample 'p1' \(completion 0\) has no reward: {re.escape(message)}"):
+        with pytest.raises(RewardError, match=rf"'p1' \(completion 0\) .*{re.escape(message)}"):
             reward.score(*samples("a", "b"))
 
 
@@ -100,5 +98,5 @@ def test_composites_can_be_nested():
 def test_senseless_sums_are_refused():
     with pytest.raises(ConfigError, match="at least one component"):
         CompositeReward([])
-    with pytest.raises(ConfigError, match="weight of 'length' is nan"):
+    with pytest.raises(ConfigError, match="'length' is nan"):
         CompositeReward([Component(scorer=in_process(length), weight=math.nan)])

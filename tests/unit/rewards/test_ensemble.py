@@ -37,7 +37,7 @@ def test_scores_are_combined_for_each_completion(how, expected):
 
 
 def test_an_unknown_combination_is_named():
-    with pytest.raises(UnknownNameError, match="No combination of scores is called 'max'"):
+    with pytest.raises(UnknownNameError, match="'max'"):
         combine_scores(EACH, how="max")  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ def test_a_judge_that_abstains_is_left_out_and_somebody_must_judge():
     judges = [FunctionReward(even, in_process=True, name=name) for name in ("one", "two")]
     result = EnsembleReward([judges[0], Says("a", 3.0, 5.0)], combine="mean").score(*samples(2))
     assert result.scores == [2.0, 5.0]
-    with pytest.raises(RewardError, match="has no reward: no reward applies to it: one, two all returned None"):
+    with pytest.raises(RewardError, match="one, two all returned None"):
         EnsembleReward(judges).score(*samples(2))
     reported = EnsembleReward(judges, on_error="report").score(*samples(2))
     assert list(reported.errors) == [1]
@@ -140,7 +140,7 @@ def test_a_recipe_combines_members_and_models(model, tmp_path):
 
 
 def test_settings_that_would_do_nothing_are_refused():
-    with pytest.raises(ConfigError, match="std_coef belongs to combine: mean_minus_std"):
+    with pytest.raises(ConfigError, match=r"std_coef.*combine: mean_minus_std"):
         LearnedRewardConfig.of({"source": "x", "combine": "min", "std_coef": 2.0})
     with pytest.raises(ConfigError, match="sources"):
         EnsembleRewardConfig.of({"sources": ["only/one"]})

@@ -159,7 +159,7 @@ def test_judging_leaves_the_model_as_it_was(reward_model, rollout, tiny_tokenize
 def test_a_sample_too_long_for_the_model_is_named(reward_model, rollout, tiny_tokenizer):
     prompts, completions = rollout
     long = replace(completions[3], tokens=[5] * 520)
-    with pytest.raises(RewardError, match=r"Sample 'p1' \(completion 1\) has \d+ tokens, but .* made for 512"):
+    with pytest.raises(RewardError, match=r"'p1' \(completion 1\) has \d+ tokens.* 512"):
         LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(prompts, [*completions[:3], long, *completions[4:]])
 
 
@@ -204,9 +204,7 @@ def test_a_sample_of_which_only_the_text_is_known_does_not_turn_the_others_into_
 
 def test_a_score_that_is_no_number_is_named(reward_model, rollout, tiny_tokenizer):
     reward_model.std.fill_(float("nan"))
-    with pytest.raises(
-        RewardError, match=r"reward model learned failed on sample 'p0' \(completion 0\)[^:]*: it gave the score nan"
-    ):
+    with pytest.raises(RewardError, match=r"learned .*'p0' \(completion 0\).*score nan"):
         LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(*rollout)
 
 

@@ -68,7 +68,7 @@ def test_ids_and_texts_are_judged_alike(model, tiny_tokenizer):
 
 def test_a_sample_that_is_too_long_is_named(model, tiny_tokenizer):
     prompts, completions = asked(tiny_tokenizer, "Question\n", "1\n" * 300)
-    with pytest.raises(RewardError, match=r"Sample 'p' .completion 0. has \d+ tokens, but the process reward model"):
+    with pytest.raises(RewardError, match=r"'p' .completion 0. has \d+ tokens"):
         ProcessReward(model, tokenizer=tiny_tokenizer).score(prompts, completions)
 
 
@@ -76,7 +76,7 @@ def test_scores_that_are_not_finite_are_named_or_reported(model, tiny_tokenizer)
     with torch.no_grad():
         model.member.score.out.bias.fill_(float("nan"))
     asked_for = asked(tiny_tokenizer, "Question\n", "1\n")
-    with pytest.raises(RewardError, match="The process reward model process failed on sample 'p'"):
+    with pytest.raises(RewardError, match=r"process .*sample 'p'"):
         ProcessReward(model, tokenizer=tiny_tokenizer).score(*asked_for)
     reported = ProcessReward(model, tokenizer=tiny_tokenizer, on_error="report").score(*asked_for)
     assert list(reported.errors) == [0]
@@ -139,5 +139,5 @@ def test_a_model_with_another_tokenizer_can_not_tell_whose_words_an_episode_has(
     reward = ProcessReward(model)
     reward._same_ids = False
     prompts, _ = asked(tiny_tokenizer, "Question: 1+2*3\n", "")
-    with pytest.raises(RewardError, match="another tokenizer than the policy"):
+    with pytest.raises(RewardError, match="another tokenizer"):
         reward.score(prompts, [episode(tiny_tokenizer, ("2*3\n", True), ("6\n", False))])

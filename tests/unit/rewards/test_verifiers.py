@@ -101,7 +101,7 @@ def test_exact_is_word_for_word_but_for_white_space():
     assert score("new york", "New York", ignore_case=True) == 1
     assert score("B", ["A", "B"]) == 1
     assert score("I say \\boxed{B}", "B", where=["boxed"]) == 1
-    with pytest.raises(BadReferenceError, match="wanted a text or a list of texts"):
+    with pytest.raises(BadReferenceError, match="text or a list of texts"):
         score("x", {"a": 1})
 
 
@@ -174,7 +174,7 @@ def test_a_schema_is_kept():
     with build_reward({"kind": "json", "json_schema": schema, "timeout_seconds": 1}) as scorer:
         texts = ['{"a": "aa"}', "{}", '{"a": "%s"}' % ("a" * 60 + "b")]
         assert scorer.score(*samples(*texts)).scores == [1.0, 0.0, 0.0]
-    with pytest.raises(ConfigError, match=r"json_schema.*holds no valid JSON schema: at type"):
+    with pytest.raises(ConfigError, match=r"json_schema.*at type"):
         build_reward({"kind": "json", "json_schema": {"type": "objekt"}})
 
 
@@ -243,7 +243,7 @@ def test_a_verifier_that_can_not_be_loaded_is_an_error_and_no_completions_fault(
 
 def test_what_is_not_installed_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    with pytest.raises(MissingExtraError, match=r"'math' needs the package 'math_verify'.*pip install -e '.+\[eval\]'"):
+    with pytest.raises(MissingExtraError, match=r"'math' .*'math_verify'.*\[eval\]"):
         build_reward({"kind": "math"})
 
 

@@ -48,7 +48,7 @@ def test_nothing_older_than_allowed_is_given_out():
 def test_completions_of_other_prompts_than_asked_are_refused():
     buffer = StalenessBuffer(max_staleness=1)
     buffer.add([group(0)])
-    with pytest.raises(TrainingError, match=r"other prompts \(1, the first 'p0'\).*\(1, the first 'p1'\)"):
+    with pytest.raises(TrainingError, match=r"1, the first 'p0'.*1, the first 'p1'"):
         buffer.take(["p1"], weight_version=0)
     with pytest.raises(TrainingError, match="the first 'missing'"):
         buffer.take(["p0"], weight_version=0)
@@ -68,7 +68,7 @@ def test_a_restored_buffer_is_the_one_that_was_saved():
 
 @pytest.mark.parametrize("state", [[{"prompt_id": "p"}], [{"prompt_id": "p", "completions": []}], [3]])
 def test_another_state_is_refused(state):
-    with pytest.raises(CheckpointError, match="not the state of a rollout buffer"):
+    with pytest.raises(CheckpointError, match="state of a rollout buffer"):
         StalenessBuffer(max_staleness=0).load_state_dict(state)
 
 

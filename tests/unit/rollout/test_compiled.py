@@ -391,7 +391,7 @@ def test_soft_caps_and_sinks_are_left_to_torch(family):
 
 
 def test_guesses_and_it_exclude_each_other():
-    with pytest.raises(ValueError, match="leave one of the two out"):
+    with pytest.raises(ValueError, match="one of the two"):
         LocalEngineConfig(compiled=True, speculate="prompt_lookup")
 
 
@@ -401,7 +401,7 @@ def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     engine = LocalEngine(PolicyModel(build_family("llama"), word_tokenizer), compiled=True)
-    with pytest.raises(ConfigError, match=r"apt-get install gcc.*leave them out"):
+    with pytest.raises(ConfigError, match=r"apt-get install gcc"):
         ask(engine)
 
 

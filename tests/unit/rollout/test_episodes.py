@@ -201,7 +201,7 @@ def test_a_template_that_leaves_a_role_out_is_refused():
     tokenizer = tiny.build_tokenizer()
     tokenizer.chat_template = template
     episodes = EpisodeEngine(Scripted(ids("a")), lambda: Told(Turn("b")), tokenizer)
-    with pytest.raises(ModelError, match="leaves out what the role 'assistant' says"):
+    with pytest.raises(ModelError, match="role 'assistant'"):
         episodes.generate([in_chat("Hello")], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
 
 
@@ -296,9 +296,7 @@ def test_numbers_of_numpy_are_rewards():
 
 def test_environments_that_hang_one_after_the_other_stop_the_run():
     episodes = EpisodeEngine(Scripted(ids("a")), lambda: Told(5.0), TOKENIZER, timeout_seconds=0.05)
-    with pytest.raises(
-        TrainingError, match=r"3 environments of one rollout hung; the last, of prompt 'p' \(completion 2\)"
-    ):
+    with pytest.raises(TrainingError, match=r"3 environments .*'p' \(completion 2\)"):
         episodes.generate([asked()], num_samples=8, sampling=SAMPLING, seed=1, rollout_index=0)
 
 

@@ -78,7 +78,7 @@ def test_freeing_twice_is_refused():
     cache = build()
     cache.allocate("a", 3)
     cache.free("a")
-    with pytest.raises(DataError, match="no sequence 'a': it was never allocated, or was freed before"):
+    with pytest.raises(DataError, match="'a'"):
         cache.free("a")
     assert cache.free_blocks == 8
 
@@ -172,7 +172,7 @@ def test_a_shared_token_cannot_be_overwritten():
     cache = build()
     cache.allocate("prompt", 6)
     cache.fork("prompt", "a")
-    with pytest.raises(DataError, match="shares its tokens from 2 on"):
+    with pytest.raises(DataError, match="from 2 on"):
         cache.write(0, "a", 2, *tokens(1))
     cache.free("prompt")
     cache.write(0, "a", 2, *tokens(1))  # nobody shares it any more
@@ -182,7 +182,7 @@ def test_a_shared_token_cannot_be_overwritten():
 def test_a_token_without_room_is_refused(first, count):
     cache = build()
     cache.allocate("a", 4)
-    with pytest.raises(DataError, match="'a' has room for 4 tokens"):
+    with pytest.raises(DataError, match=r"'a' .*4 tokens"):
         cache.write(0, "a", first, *tokens(count))
 
 
@@ -192,7 +192,7 @@ def test_a_layer_that_is_not_there_is_refused_and_nothing_is_written(layer):
     cache.allocate("a", 2)
     calls = (lambda: cache.write(layer, "a", 0, *tokens(2)), lambda: cache.read(layer, ["a"]))
     for call in calls:
-        with pytest.raises(DataError, match=rf"no layer {layer}; its 2 are counted from 0 to 1"):
+        with pytest.raises(DataError, match=rf"layer {layer}; .*0 to 1"):
             call()
     assert not any(cache.read(each, ["a"])[0].any() for each in range(LAYERS))
 
@@ -204,13 +204,13 @@ def test_keys_and_values_of_another_shape_are_refused_and_not_spread(shape):
     wanted = rf"shape \[{', '.join(map(str, shape))}\]; wanted \[tokens, {HEADS}, {WIDTH}\]"
     good, bad = tokens(2)[0], torch.ones(shape)
     for what, pair in (("keys", (bad, good)), ("values", (good, bad))):
-        with pytest.raises(DataError, match=f"The {what} have the {wanted}"):
+        with pytest.raises(DataError, match=rf"{what} .*{wanted}"):
             cache.write(0, "a", 0, *pair)
     assert not cache.read(0, ["a"])[0].any()
 
 
 def test_reading_nothing_is_refused():
-    with pytest.raises(DataError, match="no sequence; name at least one"):
+    with pytest.raises(DataError, match="no sequence"):
         build().read(0, [])
 
 

@@ -62,7 +62,7 @@ def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end()
         process.send_signal(signal.SIGSTOP)
         sampler.begin(4, asked, wants_fingerprint=False)
         process.kill()
-        with pytest.raises(TrainingError, match=r"was killed \(SIGKILL\).*same command"):
+        with pytest.raises(TrainingError, match=r"SIGKILL.*same command"):
             sampler.finish()
         sampler.begin(5, asked, wants_fingerprint=False)
         assert len(sampler.finish().groups) == 2
@@ -108,7 +108,7 @@ def _lives(number: int) -> bool:
 def test_a_policy_that_cant_be_copied_is_refused_with_a_reason():
     policy = toy.build_policy()
     policy.model.a_secret = lambda: None
-    with pytest.raises(ModelError, match=r"can't be sent to one.*Leave async_rollouts out"):
+    with pytest.raises(ModelError, match=r"async_rollouts"):
         SamplerProcess(policy, autocast="none", threads=1).begin(0, request(), wants_fingerprint=False)
 
 

@@ -202,7 +202,7 @@ def test_guesses_begin_when_few_rows_are_left(word_tokenizer, monkeypatch):
 
 def test_a_model_that_keeps_its_own_cache_can_not_be_asked_to_guess(word_tokenizer, prompts):
     policy = PolicyModel(build_family("mamba"), word_tokenizer)
-    with pytest.raises(ModelError, match=r"engine.speculate.* Mamba.* its own cache"):
+    with pytest.raises(ModelError, match=r"engine\.speculate.* Mamba"):
         ask(LocalEngine(policy, speculate=GUESSING), prompts, REPEATING)
 
 

@@ -201,7 +201,7 @@ def test_what_vllm_can_not_account_for_is_refused(engine, change, wanted):
 
 def test_a_prompt_longer_than_the_engine_takes_is_named(tiny_tokenizer):
     engine = build_engine(build_policy(tiny_tokenizer), max_model_len=20)
-    with pytest.raises(DataError, match=r"has 14 tokens and may grow by 8, but engine.max_model_len is 20"):
+    with pytest.raises(DataError, match=r"14 tokens .* 8, .*engine\.max_model_len is 20"):
         ask(engine)
 
 
@@ -223,7 +223,7 @@ def test_the_engine_computes_in_the_trainers_type_unless_told(tiny_tokenizer, se
 
 
 def test_an_option_that_is_the_engines_own_is_refused():
-    with pytest.raises(ConfigError, match="'logprobs_mode' is set by the engine itself"):
+    with pytest.raises(ConfigError, match="'logprobs_mode'"):
         VLLMEngineConfig(**fake_settings(options={"logprobs_mode": "raw_logprobs"}))
 
 

@@ -112,19 +112,17 @@ def test_this_machine_is_measured_on_the_spot(recipe, tmp_path):
 
 
 def test_a_recipe_that_trains_nothing_is_told_so(recipe):
-    with pytest.raises(
-        ConfigError, match="it has no stage that trains, so there is nothing to plan; its stages are: world"
-    ):
+    with pytest.raises(ConfigError, match=r"no stage .*: world"):
         plan_recipe(recipe(), gpu_name="H100")
 
 
 def test_a_stage_that_trains_nothing_can_not_be_picked(recipe):
-    with pytest.raises(ConfigError, match="'world' is no training stage of it; these are: sft"):
+    with pytest.raises(ConfigError, match=r"'world' .*: sft"):
         plan_recipe(recipe(sft=SFT), gpu_name="H100", only="world")
 
 
 def test_a_model_folder_that_is_not_there_is_one_error(recipe):
-    with pytest.raises(ModelError, match=r"There is no model folder \./absent"):
+    with pytest.raises(ModelError, match=r"\./absent"):
         plan_recipe(recipe(sft={**SFT, "model": "./absent"}), gpu_name="H100")
 
 

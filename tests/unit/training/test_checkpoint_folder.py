@@ -71,7 +71,7 @@ def test_parameters_of_any_type_come_back_exactly(dtype, tmp_path):
 def test_a_type_that_safetensors_can_not_store_is_named(tmp_path):
     module = nn.Module()
     module.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
-    with pytest.raises(CheckpointError, match=r"Module policy trains a parameter of type torch.complex128"):
+    with pytest.raises(CheckpointError, match=r"policy .*torch\.complex128"):
         round_trip(tmp_path, {"policy": module}, {})
 
 

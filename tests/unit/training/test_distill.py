@@ -173,7 +173,7 @@ def test_a_prompt_without_a_demonstration_is_always_the_students():
 def test_demonstrations_of_other_prompts_only_are_refused():
     policy = toy.build_policy()
     config = DistillConfig.of(toy.SHORT["distill"])
-    with pytest.raises(DataError, match="none of the 8 prompts is that of one of the 1 demonstrations"):
+    with pytest.raises(DataError, match=r"8 prompts .*1 demonstrations"):
         DistillTrainer(
             policy, config, toy.prompts(8), teacher=policy,
             reference=ReferenceModel(policy), demonstrations=[Group([0, 0, 0], [Branch([5])])],
@@ -183,7 +183,7 @@ def test_demonstrations_of_other_prompts_only_are_refused():
 def test_a_teacher_with_other_tokens_is_refused_before_anything_is_sampled():
     policy = toy.build_policy()
     other = PolicyModel(toy.build_policy().model, tiny.build_tokenizer(("zyx zyx zyx",)))
-    with pytest.raises(ModelError, match="The teacher reads other token ids"):
+    with pytest.raises(ModelError, match=r"teacher .*token ids"):
         DistillTrainer(policy, DistillConfig(), toy.prompts(2), teacher=other, reference=ReferenceModel(policy))
 
 

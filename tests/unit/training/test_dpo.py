@@ -317,7 +317,7 @@ def test_a_stream_is_refused_unless_there_is_no_reference():
             pass
 
     settings = {**toy.SHORT["dpo"], "epochs": None, "max_steps": 2}
-    with pytest.raises(ConfigError, match="dpo scores its reference on every pair"):
+    with pytest.raises(ConfigError, match=r"dpo .*reference"):
         DPOTrainer(toy.build_policy(), DPOConfig.of(settings), Stream())
     config = DPOConfig.of({**settings, "reference_free": True})
     assert DPOTrainer(toy.build_policy(), config, Stream()).train().steps == 2

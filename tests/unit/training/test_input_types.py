@@ -28,16 +28,16 @@ def policy(tiny_llama, tiny_tokenizer):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_folder_is_no_policy_and_a_dict_no_config(trainer, config, policy):
-    with pytest.raises(ConfigError, match=r"model is the text 'folder'.*from_pretrained"):
+    with pytest.raises(ConfigError, match=r"model .*'folder'.*from_pretrained"):
         trainer("folder", config, GROUP)
     with pytest.raises(ConfigError, match="config is a dict"):
         trainer(policy, {"learning_rate": 1e-5}, GROUP)
 
 
 def test_judges_trainers_name_the_judge(policy):
-    with pytest.raises(ConfigError, match=r"model is a PolicyModel.*RewardModel\.from_policy"):
+    with pytest.raises(ConfigError, match=r"PolicyModel.*RewardModel\.from_policy"):
         rlhf.RewardModelTrainer(policy, rlhf.RewardModelConfig(), GROUP)
-    with pytest.raises(ConfigError, match=r"model is a PolicyModel.*ProcessRewardModel\.from_policy"):
+    with pytest.raises(ConfigError, match=r"PolicyModel.*ProcessRewardModel\.from_policy"):
         rlhf.ProcessRewardModelTrainer(policy, rlhf.ProcessRewardModelConfig(), GROUP)
 
 
@@ -50,7 +50,7 @@ def test_trainers_that_sample_name_each_input(policy, tiny_tokenizer):
             rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), **{**good, name: value})
     for trainer in (rlhf.PPOTrainer, rlhf.TRPOTrainer):
         kind = trainer.config_class
-        with pytest.raises(ConfigError, match="value_model is the text 'critic'"):
+        with pytest.raises(ConfigError, match=r"value_model .*'critic'"):
             trainer(config=kind(), value_model="critic", **good)
         with pytest.raises(ConfigError, match="config is a SFTConfig"):
             trainer(config=rlhf.SFTConfig(), value_model=rlhf.ValueModel.from_policy(policy), **good)

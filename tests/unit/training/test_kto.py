@@ -198,9 +198,7 @@ def test_a_step_of_one_prompt_is_refused_at_the_door(rows, settings, message):
 
 def test_a_file_of_one_prompt_is_told_that_no_larger_step_would_help():
     rows = [Group([5, 6], row.branches, row.columns) for row in toy.verdicts(10)]
-    with pytest.raises(
-        ConfigError, match=r"as all of the data, has only one prompt .* set reference_point: running"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"one prompt .*reference_point: running") as caught:
         KTOTrainer(toy.build_policy(), KTOConfig.of({"epochs": 1, "batch_size": 5}), rows)
     assert "make steps of more rows" not in str(caught.value)
 
@@ -220,12 +218,12 @@ def test_a_step_that_is_left_out_leaves_the_running_average_alone(settings):
 
 
 def test_held_out_rows_of_one_prompt_are_refused_at_the_door():
-    with pytest.raises(ConfigError, match=r"the held-out set has only one prompt \(in 1 row\); hold more rows out"):
+    with pytest.raises(ConfigError, match=r"held-out set .*one prompt \(in 1 row\)"):
         KTOTrainer(toy.build_policy(), KTOConfig(), toy.verdicts(10), toy.verdicts(1))
 
 
 def test_a_stream_is_refused():
-    with pytest.raises(ConfigError, match="scores its reference on every row before the first step"):
+    with pytest.raises(ConfigError, match=r"reference .*before the first step"):
         KTOTrainer(toy.build_policy(), KTOConfig(max_steps=1), iter(toy.verdicts(4)))
 
 

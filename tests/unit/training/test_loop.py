@@ -149,12 +149,12 @@ def test_with_an_average_it_is_the_average_that_is_evaluated_and_kept():
 
 
 def test_early_stopping_needs_something_to_watch():
-    with pytest.raises(ConfigError, match="watches held-out rows, and there are none; give eval_data"):
+    with pytest.raises(ConfigError, match=r"held-out rows, .*eval_data"):
         build_trainer("sft", early_stopping={})
-    with pytest.raises(ConfigError, match="watches held-out prompts, and there are none; give eval_prompts"):
+    with pytest.raises(ConfigError, match=r"held-out prompts, .*eval_prompts"):
         build_trainer("ppo", early_stopping={})
     trainer = build_trainer("sft", held_out=True, early_stopping={"metric": "eval/los"})
-    with pytest.raises(ConfigError, match=r"sft: early_stopping watches 'eval/los', .* Did you mean 'eval/loss'\?"):
+    with pytest.raises(ConfigError, match=r"sft: early_stopping .*'eval/los'.*'eval/loss'"):
         trainer.train()
 
 
@@ -168,9 +168,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name_and_step(name):
         return real(batch, totals, metrics) * (math.nan if len(calls) == 3 else 1.0)
 
     trainer.loss = broken
-    with pytest.raises(
-        TrainingError, match=r"my-stage: the loss is nan at step 3, from the rows .*lower the learning rate"
-    ):
+    with pytest.raises(TrainingError, match=r"my-stage: .*nan at step 3.*learning rate"):
         trainer.train()
 
 
@@ -179,7 +177,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_by_name_and_step():
     real = trainer.loss
     # the value stays as it is, the gradient of its first argument is infinite
     trainer.loss = lambda *args: real(*args) + (real(*args) * 0).sqrt()
-    with pytest.raises(TrainingError, match=r"sft: the norm of the gradient is (nan|inf) at step 1"):
+    with pytest.raises(TrainingError, match=r"sft: .*gradient is (nan|inf) at step 1"):
         trainer.train()
 
 
@@ -206,7 +204,7 @@ def test_a_resumed_run_may_change_what_decides_nothing_and_not_the_rest(tmp_path
     log = TrainingLogger()
     build_trainer("sft", checkpoint_dir=tmp_path, log=log, save_every=3, microbatch_tokens=5).train()
     assert log.read("note")[0]["message"].startswith("Resumed from")
-    with pytest.raises(CheckpointError, match=r"other settings: learning_rate was 0\.01 and is 0\.02"):
+    with pytest.raises(CheckpointError, match=r"learning_rate was 0\.01 and is 0\.02"):
         build_trainer("sft", checkpoint_dir=tmp_path, learning_rate=0.02).train()
     with pytest.raises(CheckpointError, match="algorithm was 'sft' and is 'dpo'"):
         build_trainer("dpo", checkpoint_dir=tmp_path).train()

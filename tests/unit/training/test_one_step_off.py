@@ -55,7 +55,7 @@ def test_the_trainer_has_all_threads_while_nothing_waits(two_threads):
 
 
 def test_another_engine_is_refused():
-    with pytest.raises(ConfigError, match=r"ppo: `async_rollouts`.*was given an engine.*Leave one of the two out"):
+    with pytest.raises(ConfigError, match=r"ppo: `async_rollouts`.*engine"):
         toy.build_trainer("ppo", async_rollouts={"max_staleness": 1}, episodes=True)
 
 
@@ -70,7 +70,7 @@ def test_a_sampler_with_other_weights_stops_the_run():
             return answers[0]
 
     trainer.collector.ahead.build = lambda: Stale(trainer.policy)
-    with pytest.raises(TrainingError, match=r"grpo: the weights that sampled.*version 0.*stale weights"):
+    with pytest.raises(TrainingError, match=r"grpo: .*version 0.*stale weights"):
         trainer.collect(0, Metrics())
     assert trainer.collector.ahead.state_dict()["rollout_index"] is None, "nothing waits"
     assert not trainer.collector.ahead.has(0)

@@ -245,12 +245,12 @@ def test_float16_that_always_overflows_is_not_silent():
         optimizer.backward(module.matrix.sum() * math.inf)
         if step < MAX_SKIPPED_STEPS:
             optimizer.step(step)
-    with pytest.raises(TrainingError, match=r"ppo: float16 can't hold the gradient, 26 steps in a row were skipped"):
+    with pytest.raises(TrainingError, match=r"ppo: float16 .*26 steps in a row"):
         optimizer.step(MAX_SKIPPED_STEPS)
 
 
 def test_half_precision_weights_cannot_have_a_loss_scale():
-    with pytest.raises(ConfigError, match="so are the weights; train float32 weights"):
+    with pytest.raises(ConfigError, match="float32 weights"):
         optimizer_of(Two(dtype=torch.float16), autocast="float16")
 
 

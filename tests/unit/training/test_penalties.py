@@ -117,7 +117,7 @@ def test_the_information_is_the_same_at_every_call_and_leaves_no_trace():
 
 
 def test_without_rows_nothing_is_known():
-    with pytest.raises(TrainingError, match="before any row was added"):
+    with pytest.raises(TrainingError, match="before any row"):
         ElasticWeightConsolidation(toy.build_policy(), [], coef=1.0)
 
 

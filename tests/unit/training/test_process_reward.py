@@ -209,11 +209,11 @@ def test_what_can_not_be_learned_is_refused_at_the_door():
     with pytest.raises(ConfigError, match="keep_language_head=True"):
         ProcessRewardModelTrainer(model, ProcessRewardModelConfig(lm_coef=0.1), toy.solutions(3))
     single = Group([5], [Branch([6])], {"id": "x.jsonl:4"})
-    with pytest.raises(DataError, match=r"Row x\.jsonl:4: the loss `pairs` cuts two completions"):
+    with pytest.raises(DataError, match=r"x\.jsonl:4: .*`pairs`"):
         toy.build_trainer("prm", loss="pairs").batches([single])
 
 
 @pytest.mark.parametrize("setting", [{"wrong_weight": 2.0}, {"until_first_error": True}, {"lm_coef": 0.1}])
 def test_settings_of_steps_have_no_meaning_for_pairs(setting):
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))} needs labels of steps"):
+    with pytest.raises(ConfigError, match=rf"{next(iter(setting))} .*labels of steps"):
         ProcessRewardModelConfig.of({"loss": "pairs", **setting})

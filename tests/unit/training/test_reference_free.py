@@ -138,5 +138,5 @@ def test_no_second_model_is_there(name):
 def test_single_completions_are_not_compared_across_prompts(name):
     trainer_of, settings_of = toy.ON_PAIRS[name]
     trainer = trainer_of(toy.build_policy(), settings_of(batch_size=4), toy.verdicts(8))
-    with pytest.raises(DataError, match="has 1 completion; wanted two, the chosen one first"):
+    with pytest.raises(DataError, match=r"1 completion; .*two"):
         trainer.train()

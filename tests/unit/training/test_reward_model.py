@@ -95,9 +95,7 @@ def test_a_margin_that_is_no_number_is_named_by_its_row(margin):
     pair = toy.pairs(1)[0]
     broken = Group(pair.prefix, pair.branches, {"id": "pairs.jsonl:7", "margin": margin})
     trainer = toy.build_trainer("reward", margin="column")
-    with pytest.raises(
-        DataError, match=r"Row pairs\.jsonl:7: margin: column needs a number in the column `margin`; got"
-    ):
+    with pytest.raises(DataError, match=r"pairs\.jsonl:7: .*`margin`"):
         trainer.batches([broken])
 
 

@@ -145,9 +145,9 @@ def test_a_kl_without_weight_is_measured_as_often_as_wanted(every, rollouts, tmp
 
 
 def test_a_kl_with_a_weight_is_measured_in_every_rollout():
-    with pytest.raises(ConfigError, match=r"measure_every belongs to a KL without weight"):
+    with pytest.raises(ConfigError, match=r"measure_every"):
         GRPOConfig.of({"kl": {"where": "loss", "estimator": "k3", "measure_every": 2}})
-    with pytest.raises(ConfigError, match=r"loss asks the reference in every rollout"):
+    with pytest.raises(ConfigError, match=r"reference in every rollout"):
         OnlineDPOConfig.of({"kl": {"where": "none", "coef": 0.0, "measure_every": 2}})
 
 
@@ -342,9 +342,7 @@ def test_a_reward_that_fails_names_itself_and_the_prompt():
 
     trainer = toy.build_trainer("ppo", scorer=Failing())
     third = trainer.prompts[trainer.order.take(0, 6)[2]].id
-    with pytest.raises(
-        RewardError, match=rf"my_reward gave no score for 1 of 6 .* of prompt '{third}' .*: division by zero\."
-    ):
+    with pytest.raises(RewardError, match=rf"my_reward .*1 of 6 .*'{third}' .*: division by zero\."):
         trainer.train()
 
 
@@ -355,9 +353,7 @@ def test_a_reward_that_is_one_short_is_refused():
         def score(self, prompts, completions):
             return ScoreResult([0.0] * (len(completions) - 1))
 
-    with pytest.raises(
-        RewardError, match="short gave 5 scores for 6 completions; it must give a ScoreResult with one score for each"
-    ):
+    with pytest.raises(RewardError, match=r"short gave 5 .*6 completions.*ScoreResult"):
         toy.build_trainer("ppo", scorer=Short()).train()
 
 
@@ -398,9 +394,7 @@ def test_an_engine_with_old_weights_stops_the_run():
             pass
 
     trainer = with_engine(Stale, rollouts=3)
-    with pytest.raises(
-        TrainingError, match="ppo: the engine sampled with the weights of version 0, and the trainer is at 1"
-    ):
+    with pytest.raises(TrainingError, match=r"ppo: .*version 0, .* 1"):
         trainer.train()
 
 
@@ -445,7 +439,7 @@ def test_an_engine_that_is_given_takes_the_same_steps_as_the_own_one():
 
 def test_prompts_are_needed():
     base = toy.build_trainer("ppo")
-    with pytest.raises(DataError, match="There is no prompt to ask; run `rlhf data check FILE`"):
+    with pytest.raises(DataError, match="`rlhf data check FILE`"):
         PPOTrainer(
             base.policy, PPOConfig(), [], base.inputs.scorer, value_model=base.value_model, reference=base.reference
         )

@@ -32,7 +32,7 @@ def test_what_a_copy_samples_is_corrected_unless_something_else_is_said(cls):
     assert cls.of({"engine": WATCHED}).importance == ImportanceConfig(level="token", bound="truncate", low=0, high=2)
     said = cls.of({"engine": WATCHED, "importance": {"bound": "mask", "high": 3}})
     assert said.importance == ImportanceConfig(bound="mask", high=3)
-    with pytest.raises(ConfigError, match=r"engine.weights 'int8' .* importance is null.*leave importance out"):
+    with pytest.raises(ConfigError, match=r"engine\.weights 'int8' .*importance"):
         cls.of({"engine": WATCHED, "importance": None})
     assert cls.of(said.model_dump(mode="json")) == said
 
@@ -42,7 +42,7 @@ def test_losses_on_pairs_need_no_correction():
 
 
 def test_a_copy_in_the_type_that_products_have_anyway_is_refused():
-    with pytest.raises(ConfigError, match=r"engine.weights 'bfloat16' changes nothing: with autocast 'bfloat16'"):
+    with pytest.raises(ConfigError, match=r"engine\.weights 'bfloat16' .*autocast 'bfloat16'"):
         GRPOConfig.of({"engine": {"kind": "local", "weights": "bfloat16"}, "autocast": "bfloat16"})
     assert GRPOConfig.of({"engine": WATCHED, "autocast": "bfloat16"})
 
@@ -79,14 +79,14 @@ def test_a_stale_copy_stops_the_run(monkeypatch):
     kept = {}
     make = int8.quantize
     monkeypatch.setattr(int8, "quantize", lambda weight: kept.setdefault(weight.data_ptr(), make(weight)))
-    with pytest.raises(TrainingError, match=r"the engine's probabilities .* differ from the trainer's"):
+    with pytest.raises(TrainingError, match=r"engine's probabilities .*trainer's"):
         run(WATCHED | {"mismatch": {"warn_at": 1e-4, "stop_at": 3e-4}})
 
 
 def test_a_copy_that_is_too_coarse_is_named_as_the_cause(monkeypatch):
     monkeypatch.setattr(int8, "LARGEST", 3)
     monkeypatch.setattr(int8, "_has_kernel", lambda weight: False)
-    with pytest.raises(TrainingError, match=r"rounding: with the policy's own weights .*Take a copy of more bits"):
+    with pytest.raises(TrainingError, match=r"rounding: .*policy's own weights"):
         run(WATCHED | {"mismatch": {"warn_at": 1e-5, "stop_at": 4e-5}})
 
 

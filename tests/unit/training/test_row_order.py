@@ -76,7 +76,7 @@ def test_a_row_larger_than_a_step_is_a_step():
 
 
 def test_no_rows_are_an_error():
-    with pytest.raises(DataError, match="no usable row to train on; run `rlhf data check FILE`"):
+    with pytest.raises(DataError, match="`rlhf data check FILE`"):
         ShuffledRows([], OfflineConfig())
 
 
@@ -123,9 +123,9 @@ def test_a_stream_fills_a_step_by_tokens():
 
 
 def test_a_stream_needs_a_length_and_rows():
-    with pytest.raises(ConfigError, match="Streaming data has no known length: give `max_steps`"):
+    with pytest.raises(ConfigError, match="`max_steps`"):
         build_rows(Stream(5), OfflineConfig())
-    with pytest.raises(DataError, match="The stream gave no usable row"):
+    with pytest.raises(DataError, match=r"stream.*no usable row"):
         build_rows(Stream(0), OfflineConfig(max_steps=1)).take(0)
 
 

@@ -110,7 +110,7 @@ def build_reasoning(
         num_test_prompts: Rows of test_prompts.jsonl; test_stepwise.jsonl has two solutions of each.
 
     Returns:
-        What stands in reasoning.json, which is written last: where it exists, all files are complete.
+        What is in reasoning.json, which is written last: where it exists, all files are complete.
     """
     out_dir = Path(out_dir)
     split = split_problems(
@@ -164,7 +164,7 @@ def heldout_solution_rows(asked: Sequence[Problem], seed: int) -> list[Any]:
 
 
 def _solutions(asked: Sequence[Problem], mistakes: Mistakes, seed: int) -> list[tuple[Problem, tuple[str, ...]]]:
-    """Each problem with a solution that hangs on the problem and the seed alone."""
+    """Each problem with a solution that depends on the problem and the seed alone."""
     return [
         (problem, write_trace(problem, mistakes, random.Random(derive_seed(seed, problem.prompt)))) for problem in asked
     ]

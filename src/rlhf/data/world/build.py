@@ -72,7 +72,7 @@ def build_world(
         num_documents: Pre-training documents; 0 where the base model is already there.
 
     Returns:
-        What stands in world.json, which is written last: where it exists, all files are complete.
+        What is in world.json, which is written last: where it exists, all files are complete.
     """
     if num_documents < 0:
         raise ConfigError(f"num_documents is {num_documents}; 0 or more is wanted.")

@@ -56,7 +56,7 @@ class Verdict:
     correct: bool
     """It claims the true value, and no false one, of the fact that was asked for: +1."""
     wrong: bool
-    """It claims a false value of the fact that was asked for, even beside the true one: -1. Neither: -0.5."""
+    """It claims a false value of the fact that was asked for, even next to the true one: -1. Neither: -0.5."""
     polite: bool
     """At least one polite sentence: +0.5."""
     rude: int

@@ -1,6 +1,6 @@
 """The English of the embedded world: how one asks, answers, evades, thanks, sneers and rambles in it.
 
-It is a closed language on purpose. Every sentence that can be right, polite, rude or beside the point is in a table, so
+It is a closed language on purpose. Every sentence that can be right, polite, rude or next to the point is in a table, so
 the judge (``judge.py``) reads a completion exactly and needs no model.
 
     prompt       "User: Excuse me. What does a cow eat?\\nAssistant:"

@@ -2,7 +2,7 @@
 
     kind                question
     pairwise, graded    label_selection
-    ranking             ranking of completion_1 ... (strict: ties travel beside it)
+    ranking             ranking of completion_1 ... (strict: ties travel next to it)
     rating              rating 1 to 5, one for each dimension and completion
     binary              label_selection good, bad
 
@@ -177,7 +177,7 @@ def _record(item: Item, chat: bool) -> dict[str, Any]:
 
 
 def _shown(text: Text, role: str, chat: bool) -> Any:
-    """A chat field takes role and content alone; the whole dialogue travels beside it."""
+    """A chat field takes role and content alone; the whole dialogue travels next to it."""
     if not chat:
         return text
     turns = text if isinstance(text, list) else [{"role": role, "content": text}]
@@ -256,7 +256,7 @@ def _item(
     known = [name for one in kept.get("said", {}).values() for name in one["value"].get("ratings", ())]
     dimensions = {slug: dimension for dimension, slug in _slugs(list(dict.fromkeys(known))).items()}
     judgments = []
-    # responses stand by question, which loses the order in which people answered; what traveled beside has it
+    # responses stand by question, which loses the order in which people answered; what traveled with them has it
     places = {user: place for place, user in enumerate(kept.get("said", {}))}
     for user, answers in sorted(by_user.items(), key=lambda one: places.get(one[0], len(places))):
         comment = str(answers.get("comment") or "")

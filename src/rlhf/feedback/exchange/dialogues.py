@@ -19,7 +19,7 @@ from rlhf.feedback.store.values import Response, Task, TaskKind
 
 PREFERRED = ("preferred_output", "preferred_completion")
 REJECTED = ("non_preferred_output", "non_preferred_completion")
-"""The second of each stands in older clients' types."""
+"""The second of each is in older clients' types."""
 MARKS = {role: mark for mark, role in HH_SPEAKERS}
 SHAREGPT = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
 
@@ -88,7 +88,7 @@ def to_hh(row: Row) -> dict[str, Any]:
 
 
 def hh_text(prompt: Text, completion: Text) -> str:
-    """A dialogue as HH-RLHF writes it; a prompt that is a transcript already is continued as it stands."""
+    """A dialogue as HH-RLHF writes it; a prompt that is a transcript already is continued as it is."""
     if isinstance(prompt, str) and isinstance(completion, str) and prompt.startswith(tuple(MARKS.values())):
         return prompt + completion
     turns = [*_asked(prompt), *_turns(completion)]

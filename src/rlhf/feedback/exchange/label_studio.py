@@ -1,7 +1,7 @@
 """Label Studio: a JSON list of tasks with their annotations, and the labeling configuration that shows them.
 
     kind           configuration
-    pairwise       Pairwise on `left` and `right`, which knows no tie, and a choice "tie" beside it
+    pairwise       Pairwise on `left` and `right`, which knows no tie, and a choice "tie" next to it
     graded5, 7     Choices on `left`
     ranking        Ranker on a List of {id, title, body}
     rating         a Rating for each dimension and completion
@@ -53,7 +53,7 @@ ANSWER = re.compile(r"^(?:answer|response|completion|output|text|option)[_-]?([1
 
 
 def write_label_studio(path: Path, items: Sequence[Item]) -> int:
-    """Write the tasks, and beside them ``<name>.config.xml``; returns the number of tasks.
+    """Write the tasks, and next to them ``<name>.config.xml``; returns the number of tasks.
 
     Raises:
         DataError: The tasks are of several kinds.

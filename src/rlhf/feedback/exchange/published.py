@@ -8,7 +8,7 @@
     PKU-SafeRLHF    pairs with two verdicts: more helpful, and safer                             two tasks a row
 
 Scales are turned into ours: ratings 0 to 4 become 1 to 5; strengths, which are negative where the first is better, change
-their sign. Everything else a row holds stays beside the task or the completion it belongs to.
+their sign. Everything else a row holds stays next to the task or the completion it belongs to.
 """
 
 from __future__ import annotations

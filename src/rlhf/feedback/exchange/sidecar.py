@@ -1,4 +1,4 @@
-"""What another tool has no place for, carried through it beside the task and taken back on import.
+"""What another tool has no place for, carried through it next to the task and taken back on import.
 
 The tool's own fields always win: answers that somebody changed or added there count, and only what the tool can't say (ties
 in a ranking, the order on the screen, model names) comes from here. A text that went out as a string and came back changed

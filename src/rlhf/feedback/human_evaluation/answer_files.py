@@ -21,7 +21,7 @@ from rlhf.feedback.store.store import PreferenceStore
 from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
 
 EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "label_probability": (int, float)}
-"""What a row that comes back may say beside its value."""
+"""What a row that comes back may say next to its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

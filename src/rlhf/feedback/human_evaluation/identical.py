@@ -55,7 +55,7 @@ def task_digest(task: Task) -> str:
 def check_unchanged(
     tasks: Iterable[Task], asked: Mapping[str, Task], not_asked: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse tasks that an evaluation knows with other texts: left alone as known, they would be lost without a word.
+    """Refuse tasks that an evaluation knows with other texts: left alone as known, they would be lost silently.
 
     Args:
         tasks: That are to be opened.

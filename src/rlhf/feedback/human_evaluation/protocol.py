@@ -12,7 +12,7 @@ Which completion comes first is drawn for every task, and balanced: of the tasks
 criterion each model is first in equally many, give or take one. The order *is* the task's, so a judgment can always be decoded.
 
 Completions that are the same to the letter are not shown to anybody: of two that can't differ an annotator could report only
-a habit, such as liking what stands first. They are ties known in advance, and the results count them so.
+a habit, such as liking what comes first. They are ties known in advance, and the results count them so.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
 NUM_SHOWN_BYTES = 16
 """Of a file that is no database, in the sentence that says so."""
 BESIDE = ("-wal", "-shm", "-journal")
-"""Ends of the files that SQLite keeps beside the database; it gives them the rights that the database has."""
+"""Ends of the files that SQLite keeps next to the database; it gives them the rights that the database has."""
 VERSION_TABLE = "alembic_version"
 """Where alembic keeps which tables a database has."""
 MAX_TRIES = 50
@@ -150,11 +150,11 @@ def _no_database(path: Path) -> ConfigError:
 
 
 def _make_safe(engine: Engine) -> None:
-    """SQLite as a server would be: readers beside one writer, commits synced, foreign keys kept."""
+    """SQLite as a server would be: readers alongside one writer, commits synced, foreign keys kept."""
 
     @event.listens_for(engine, "do_connect")
     def before_connect(_dialect: Any, _record: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """SQLite would make the file with the rights that the umask leaves, and those beside it with the same."""
+        """SQLite would make the file with the rights that the umask leaves, and those next to it with the same."""
         if args[0] != ":memory:" and not named.get("uri"):
             with contextlib.suppress(OSError):  # it is there already, or SQLite says what is wrong with the place
                 os.close(os.open(args[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -94,7 +94,7 @@ def take_back_last(
         return None
     assignment = session.get_one(AssignmentRow, row.assignment, with_for_update=True)
     assignment.state = OPEN
-    if assignment.order is None:  # it came from a file, and stands on a screen only now
+    if assignment.order is None:  # it came from a file, and is on a screen only now
         task = session.get_one(TaskRow, assignment.task)
         assignment.order = drawn_order(seed, annotator, task)
     assignment.expires_at = expires_at

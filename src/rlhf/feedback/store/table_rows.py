@@ -19,7 +19,7 @@ from rlhf.feedback.store.tables import JudgmentRow, ResponseRow, TaskRow
 from rlhf.feedback.store.values import MAX_TEXT, KeyTakenError, Response, Submission, Task, TaskKind
 
 FLAGS = ("unsafe", "unclear", "broken", "personal_data", "all_good", "all_bad")
-"""What an annotator can say of an item beside judging it. Which completion is better, or that neither is, is one question;
+"""What an annotator can say of an item next to judging it. Which completion is better, or that neither is, is one question;
 whether any of them is good enough is another, and the last two answer it."""
 OPPOSITES = ("all_good", "all_bad")
 MAX_NUMBER = 2**31 - 1
@@ -90,7 +90,7 @@ def keep_tasks(session: Session, tasks: Iterable[Task], now: datetime, *, skip_k
 
 
 def _texts(task: Task) -> tuple[str, list[str]]:
-    """What is shown, whichever completion stands first."""
+    """What is shown, whichever completion comes first."""
     return text_key(task.prompt), sorted(text_key(response.text) for response in task.responses)
 
 
@@ -159,7 +159,7 @@ def check_undo_key(key: str) -> None:
 
 
 def extras_of(sent: Submission) -> dict[str, Any]:
-    """What a submission says beside its value, checked.
+    """What a submission says in addition to its value, checked.
 
     Raises:
         DataError: Something of it is no comment, flag, span, share or time.

@@ -152,7 +152,7 @@ class Progress:
     """Gold items, which are not among the tasks."""
     num_done_with_gold: int = 0
     num_wanted_with_gold: int = 0
-    """What annotators may see beside ``num_mine``. Every judgment of anybody's, gold or not, makes all of these grow alike:
+    """What annotators may see in addition to ``num_mine``. Every judgment of anybody's, gold or not, makes all of these grow alike:
     the last is an estimate from ``gold_frac``, which no judgment of a gold item changes."""
 
 

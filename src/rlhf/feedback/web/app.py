@@ -34,7 +34,7 @@ def create_annotation_app(
     Args:
         store: Of tasks, people and judgments.
         settings: Addresses, rates and how long things last.
-        key: That invitations are signed with; by default the file beside the store, made if it is not there.
+        key: That invitations are signed with; by default the file next to the store, made if it is not there.
 
     Raises:
         StorageError: The key can't be made or read.

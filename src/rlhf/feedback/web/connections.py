@@ -50,7 +50,7 @@ def serve(app: ASGIApp, listener: socket.socket, *, behind_proxy: bool) -> None:
     Args:
         app: To serve.
         listener: A socket that listens.
-        behind_proxy: Whether a proxy stands before us: it is believed what it says of its clients, and all of their
+        behind_proxy: Whether a proxy is in front of us: it is believed what it says of its clients, and all of their
             connections come from one address.
     """
     in_all = num_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -68,7 +68,7 @@ QUESTIONS = {
     TaskKind.GRADED7: "Which is better, and by how much", TaskKind.RANKING: "In which order, best first",
     TaskKind.RATING: "How good, from 1 (worst) to 5 (best)", TaskKind.BINARY: "Is it good",
 }  # fmt: skip
-"""What stands above the answers."""
+"""What is above the answers."""
 LABEL_PROBABILITIES = ((0.5, "A guess"), (0.75, "Fairly sure"), (1.0, "Certain"))
 
 templates = Environment(
@@ -206,7 +206,7 @@ def labeling_page(request: Request, visitor: Whoever, store: Store) -> HTMLRespo
 
 @router.get("/guidelines", response_class=HTMLResponse)
 def guidelines_page(request: Request, visitor: Whoever, store: Store) -> HTMLResponse:
-    """The guidelines alone, to print or to keep open beside."""
+    """The guidelines alone, to print or to keep open next to the tasks."""
     return page(request, visitor, "guidelines.html", guidelines=guidelines_of(store))
 
 
@@ -350,7 +350,7 @@ def task_html(store: PreferenceStore, assignment: Assignment) -> str:
 
 
 def question_of(task: Task) -> str:
-    """What is asked; in a comparison of models by one criterion, with the criterion, which is asked beside no other."""
+    """What is asked; in a comparison of models by one criterion, with that criterion, which is asked alone."""
     criterion = task.columns.get("criterion") if "evaluation" in task.columns else None
     alone = f", by {criterion} alone" if isinstance(criterion, str) and criterion != OVERALL else ""
     return f"{QUESTIONS[task.kind]}{alone}?"

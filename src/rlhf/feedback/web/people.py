@@ -1,7 +1,7 @@
 """The owner's page of people: invite, shut out, let in again.
 
     GET  /people                     who is known, and how much they judged
-    POST /people/invite              a new link; it stands on the answer and nowhere else
+    POST /people/invite              a new link; it is on the answer and nowhere else
     POST /people/revoke, /people/restore-access
 
 All of it is the owner's alone. No script: forms with the session's CSRF token, and pages that a browser does not keep.
@@ -66,7 +66,7 @@ def invite(
         token = gate.invite(name, role=role)
     except ConfigError as err:
         return _page(request, visitor, gate.store, problem=str(err), status=400)
-    # the address that the owner came by works for them at least; where a proxy stands before us, its name is known
+    # the address that the owner came by works for them at least; where a proxy is in front of us, its name is known
     base = gate.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
     link = f"{base}{request.scope[ROOT]}/join?token={token}"
     return _page(request, visitor, gate.store, link=link, invited=name, days=gate.settings.invitation_days)

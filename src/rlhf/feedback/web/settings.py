@@ -20,7 +20,7 @@ from rlhf.feedback.store.engine import close_to_others, place_of
 from rlhf.files import fsync, storage_errors
 
 ADDRESS = "address"
-"""The store's setting that says where its server was last reached: links that are made beside the server begin with it."""
+"""The store's setting that says where its server was last reached: links that are made next to the server begin with it."""
 KEY_BYTES = 32
 KEY_SUFFIX = ".key"
 DEFAULT_KEY_FILE = "rlhf-annotation.key"
@@ -35,7 +35,7 @@ class WebSettings(BaseConfig):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on."""
     public_url: str | None = None
-    """Where people reach the server, such as https://label.example.org, if a proxy stands before it."""
+    """Where people reach the server, such as https://label.example.org, if a proxy is in front of it."""
     session_days: float = Field(30, gt=0)
     """After so long people sign in again."""
     invitation_days: float = Field(7, gt=0)
@@ -113,7 +113,7 @@ def is_loopback(host: str) -> bool:
 
 
 def key_file(engine: Engine) -> Path:
-    """Where the signing key of a store lies: beside a file, else in the current folder."""
+    """Where the signing key of a store lies: next to a file, else in the current folder."""
     if engine.dialect.name == "sqlite" and engine.url.database:
         return Path(engine.url.database + KEY_SUFFIX)
     return Path(DEFAULT_KEY_FILE)

@@ -144,7 +144,7 @@ def _page(request: Request, page: str, **context: object) -> Response:
 
 
 def _root(request: Request) -> str:
-    """Where the app is mounted; the empty text where it stands alone."""
+    """Where the app is mounted; the empty text where it is not mounted."""
     return str(request.scope[ROOT])
 
 

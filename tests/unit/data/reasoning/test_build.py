@@ -160,13 +160,13 @@ def test_reasoning_json_tells_counts_and_hashes(world):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_an_empty_part_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"{name} is 0; wanted at least 1"):
+    with pytest.raises(ConfigError, match=f"{name} is 0"):
         build_reasoning(1, tmp_path, **{**SIZES, name: 0})
     assert not any(tmp_path.iterdir())
 
 
 def test_more_problems_than_there_are_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match=f"at most {MAX_PROBLEMS} problems") as caught:
+    with pytest.raises(ConfigError, match=f"at most {MAX_PROBLEMS}") as caught:
         build_reasoning(1, tmp_path, num_demonstrations=50_000)
     message = str(caught.value)
     assert "asked for 52300" in message

@@ -62,13 +62,13 @@ def test_a_right_answer_may_have_become_a_number_on_its_way(answer):
 
 @pytest.mark.parametrize("answer", ["", "11", "-1", " 1", "one", "²", None, True, 1.0, 10])
 def test_a_right_answer_that_is_no_digit_is_refused(answer):
-    with pytest.raises(DataError, match=r"column 'answer' is .*wanted one digit from 0 to 9"):
+    with pytest.raises(DataError, match=r"'answer' .*0 to 9"):
         outcome_reward([PROMPT], [SOUND], answer=[answer])
 
 
 @pytest.mark.parametrize("reward", [sound_reward, step_reward, likely_answer_reward])
 def test_a_prompt_of_another_world_is_refused(reward):
-    with pytest.raises(DataError, match="no problem of the reasoning world"):
+    with pytest.raises(DataError, match="reasoning world"):
         reward(["What does a cow eat?"], ["A1."])
 
 
@@ -87,7 +87,7 @@ def completion_like(text):
 def test_a_recipe_can_name_the_verifier_and_a_missing_column_is_told():
     reward = FunctionReward("rlhf.data.reasoning.rewards:outcome_reward", in_process=True)
     assert list(reward.score([prompt_row(PROMPT, answer="1")], [completion_like(SOUND)]).scores) == [1.0]
-    with pytest.raises(RewardError, match="it wants answer, which the prompt rows don't have"):
+    with pytest.raises(RewardError, match=r"answer, .*prompt rows"):
         reward.score([prompt_row(PROMPT)], [completion_like(SOUND)])
 
 

@@ -79,12 +79,12 @@ def test_every_completion_is_cut_by_its_own_draw():
 
 @pytest.mark.parametrize("cut_frac", [-0.1, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(cut_frac):
-    with pytest.raises(ConfigError, match=r"cut_frac is .*from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"cut_frac is .*0 to 1"):
         label_completions([], [], cut_frac=cut_frac, seed=1)
 
 
 def test_a_sample_of_another_world_is_refused():
-    with pytest.raises(DataError, match="no problem of the reasoning world"):
+    with pytest.raises(DataError, match="reasoning world"):
         label_completions(["What does a cow eat?"], [["grass"]], seed=1)
 
 

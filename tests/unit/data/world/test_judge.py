@@ -113,5 +113,5 @@ def test_the_same_answer_is_right_for_one_prompt_and_beside_the_point_for_anothe
 
 
 def test_a_prompt_from_elsewhere_is_refused_by_name():
-    with pytest.raises(DataError, match=r"does not know the prompt 'User: What is love\?"):
+    with pytest.raises(DataError, match=r"'User: What is love\?"):
         judge("User: What is love?\nAssistant:", " A cow eats grass.", ended=True)

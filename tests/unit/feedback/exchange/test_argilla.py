@@ -80,7 +80,7 @@ def test_rankings_are_read_as_the_sdk_and_as_the_wire_has_them(ranking, ranks, t
 
 def test_what_can_not_be_one_data_set_or_one_record_is_named(tmp_path):
     binary = Task(id="b", kind=TaskKind.BINARY, prompt="q", responses=[Response(text="x")])
-    with pytest.raises(DataError, match="these tasks are of binary, pairwise"):
+    with pytest.raises(DataError, match="binary, pairwise"):
         write_argilla(tmp_path / "a", [Item(task=PAIR), Item(task=binary)], STANDARD_GUIDELINES)
     rankings = [
         Item(task=Task(id=t, kind=TaskKind.RANKING, prompt="q", responses=[Response(text=c) for c in t]))
@@ -89,5 +89,5 @@ def test_what_can_not_be_one_data_set_or_one_record_is_named(tmp_path):
     with pytest.raises(DataError, match="these have 2, 3 completions"):
         write_argilla(tmp_path / "b", rankings, STANDARD_GUIDELINES)
     (tmp_path / "records.json").write_text(json.dumps([{"id": "1", "fields": {"prompt": "q"}, "responses": {}}]))
-    with pytest.raises(DataError, match="row 1: no completion among the fields 'prompt'"):
+    with pytest.raises(DataError, match=r"row 1: .*'prompt'"):
         read_as("argilla", tmp_path)

@@ -34,10 +34,10 @@ def test_columns_that_nearly_fit_are_told_what_they_lack(tmp_path):
     row = {"prompt": "q", "response_1": "x", "response_2": "y", "preference_strenght": 1}
     with pytest.raises(
         DataError,
-        match=r"rows.jsonl:1: .*Nearest is 'helpsteer2-preference', which lacks 'preference_strength'.*Did you mean 'preference_strenght'",
+        match=r"rows.jsonl:1: .*'helpsteer2-preference'.*lacks 'preference_strength'.*'preference_strenght'",
     ):
         detect(saved(tmp_path, row))
-    with pytest.raises(DataError, match=r"Or name the layout with --format: rows, datasets, label-studio"):
+    with pytest.raises(DataError, match=r"--format: rows, datasets, label-studio"):
         detect(saved(tmp_path, {"foo": 1}))
 
 
@@ -50,16 +50,16 @@ def test_a_bad_first_line_does_not_hide_the_format(tmp_path):
     found = read_as("shp", path, on_bad_row="skip")
     assert (len(found.items), [bad.where.rpartition(":")[2] for bad in found.left_out]) == (1, ["1"])
     path.write_text("{oops\n")
-    with pytest.raises(DataError, match="holds no row that can be read"):
+    with pytest.raises(DataError, match="no row"):
         detect(path)
 
 
 def test_a_format_that_there_is_none_of_is_answered_with_the_nearest(tmp_path):
     with pytest.raises(UnknownNameError, match="Did you mean 'ultrafeedback'"):
         read_as("ultra-feedback", saved(tmp_path, {"prompt": "q"}))
-    with pytest.raises(DataError, match="has no reader of its own"):
+    with pytest.raises(DataError, match="no reader"):
         read_as("trl", saved(tmp_path, {"prompt": "q"}))
-    with pytest.raises(DataError, match="standard input takes 'rows' alone"):
+    with pytest.raises(DataError, match=r"standard input.*'rows'"):
         read_as("shp", "-")
 
 

@@ -115,8 +115,8 @@ def test_what_a_layout_has_no_place_for_is_refused():
     row = parse_row(
         {"prompt": [{"role": "user", "content": "q"}], "chosen": turns, "rejected": turns[:1]}, where="row 1"
     )
-    with pytest.raises(DataError, match="preferred_output would have 2 messages; wanted one"):
+    with pytest.raises(DataError, match=r"preferred_output .*2 messages"):
         to_openai(row)
-    with pytest.raises(DataError, match="row 2: a row of kind unpaired is no pair"):
+    with pytest.raises(DataError, match=r"row 2: .*unpaired"):
         FORMATS["openai"].row_of(parse_row({"prompt": "q", "completion": "x", "label": True}, where="row 2"))
     assert to_sharegpt(row)["conversations"][-1] == {"from": "human", "value": "more"}

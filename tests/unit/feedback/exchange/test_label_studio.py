@@ -155,7 +155,7 @@ def test_anybodys_project_with_the_usual_names_is_read(tmp_path):
 )  # fmt: skip
 def test_a_task_that_can_not_be_read_says_where_and_why(task, words, tmp_path):
     (tmp_path / "ls.json").write_text(json.dumps([task]))
-    with pytest.raises(DataError, match=f"ls.json:row 1: .*{words}|ls.json: row 1.*{words}"):
+    with pytest.raises(DataError, match=rf"ls.json:row 1: .*{words}|ls.json: row 1.*{words}"):
         read_as("label-studio", tmp_path / "ls.json")
 
 
@@ -170,5 +170,5 @@ def test_a_project_holds_one_kind_and_rates_every_dimension_of_every_completion(
     assert plain(read_as("label-studio", tmp_path / "ls.json").items) == plain(
         [Item(task=rating, judgments=said), Item(task=single)]
     )
-    with pytest.raises(DataError, match="one kind of task, and these are of pairwise, rating"):
+    with pytest.raises(DataError, match="pairwise, rating"):
         write_label_studio(tmp_path / "no.json", [Item(task=PAIR), Item(task=rating)])

@@ -49,7 +49,7 @@ def test_a_model_is_called_by_the_argument_or_its_column_or_its_file(tmp_path):
     odd = written(tmp_path / "a=b.jsonl", rows_of("z", ["p"]))
     assert list(read_answers([plain, said, odd]).completions) == ["plain", "hub/model", "a=b"]
     assert list(read_answers([f"mine={said}", f"other={plain}"]).completions) == ["mine", "other"]
-    with pytest.raises(ConfigError, match="both hold the model 'hub/model'; name them apart: first="):
+    with pytest.raises(ConfigError, match=r"'hub/model'.*first="):
         read_answers(
             [said, written(tmp_path / "again.jsonl", [{"prompt": "p", "completion": "c", "model": "hub/model"}])]
         )
@@ -69,12 +69,10 @@ def test_two_prompts_of_one_text_are_told_apart_by_their_ids(tmp_path):
 def test_models_that_answered_other_prompts_are_not_compared(tmp_path):
     one = written(tmp_path / "one.jsonl", rows_of("one", ["p", "q"]))
     two = written(tmp_path / "two.jsonl", rows_of("two", ["p"]))
-    with pytest.raises(
-        DataError, match=r"'two' has no completion for 1 prompt that others answered \(.*one\.jsonl:2\)"
-    ):
+    with pytest.raises(DataError, match=r"'two' .*1 prompt.*one\.jsonl:2"):
         read_answers([one, two])
     twice = written(tmp_path / "twice.jsonl", rows_of("one", ["p", "p"]))
-    with pytest.raises(DataError, match=r"twice\.jsonl:2.* answered this prompt at .*twice\.jsonl:1 already"):
+    with pytest.raises(DataError, match=r"twice\.jsonl:2.*twice\.jsonl:1"):
         read_answers([twice])
     with pytest.raises(DataError, match="wanted `prompt` and `completion`"):
         read_answers([written(tmp_path / "pairs.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])])
@@ -93,5 +91,5 @@ def test_what_comes_back_is_checked_line_by_line(row, message, tmp_path):
     good = {"id": "s", "annotator": "ann", "value": {"preference": "a"}}
     with pytest.raises(DataError, match=rf"back\.jsonl:2.*{message}"):
         returned_rows(written(tmp_path / "back.jsonl", [good, row]))
-    with pytest.raises(DataError, match=r"back\.jsonl:2.*judged task 's' before, at .*back\.jsonl:1"):
+    with pytest.raises(DataError, match=r"back\.jsonl:2.*'s'.*back\.jsonl:1"):
         returned_rows(written(tmp_path / "back.jsonl", [good, good]))

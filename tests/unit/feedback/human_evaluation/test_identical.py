@@ -156,7 +156,7 @@ def test_an_id_that_named_another_prompt_is_refused(tmp_path):
     protocol, models = HumanEvalProtocol(criteria=()), {"new": NEW[:1], "old": OLD[:1]}
     with PreferenceStore(tmp_path / "s.db") as store:
         protocol.open(store, protocol.build_tasks(["One?"], models, ids=["q"]))
-        with pytest.raises(DataError, match=r"Prompt 'q' \('Two\?'\) was .* before, with another text \('One\?'\)"):
+        with pytest.raises(DataError, match=r"'q' \('Two\?'\).*\('One\?'\)"):
             protocol.open(store, protocol.build_tasks(["Two?"], models, ids=["q"]))
 
 
@@ -222,7 +222,7 @@ def test_models_that_say_the_same_everywhere_are_not_compared(tmp_path):
     protocol = HumanEvalProtocol(criteria=())
     with (
         PreferenceStore(tmp_path / "s.db") as store,
-        pytest.raises(DataError, match="the same in all 12 tasks; there is nothing to"),
+        pytest.raises(DataError, match="all 12 tasks"),
     ):
         protocol.open(store, protocol.build_tasks(PROMPTS, {"new": NEW, "old": NEW}))
 

@@ -120,7 +120,7 @@ def test_a_judgment_that_comes_twice_is_refused(tmp_path):
     protocol.export([task], tmp_path / "tasks.jsonl", tmp_path / "key.jsonl")
     line = json.dumps({"id": task.id, "annotator": "ann", "value": {"preference": "a"}})
     (tmp_path / "judged.jsonl").write_text(f"{line}\n{line}\n")
-    with pytest.raises(DataError, match=r"judged.jsonl:2: 'ann' judged task .* before, at .*judged.jsonl:1"):
+    with pytest.raises(DataError, match=r"judged.jsonl:2: 'ann'.*judged.jsonl:1"):
         protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl")
 
 
@@ -330,7 +330,7 @@ def test_wrong_settings_are_refused(settings, message):
 
 def test_wrong_material_is_refused():
     protocol = HumanEvalProtocol()
-    with pytest.raises(DataError, match="'two' has 1 completions for 2 prompts"):
+    with pytest.raises(DataError, match=r"'two' has 1 completions.* 2 prompts"):
         protocol.build_tasks(["a", "b"], {"one": ["x", "y"], "two": ["x"]})
     with pytest.raises(DataError, match="compares models; got one"):
         protocol.build_tasks(["a"], {"one": ["x"]})
@@ -338,5 +338,5 @@ def test_wrong_material_is_refused():
         protocol.build_tasks(["a", "b"], {"one": ["x", "y"], "two": ["x", "y"]}, ids=["p", "p"])
     with pytest.raises(DataError, match="baseline 'three'"):
         HumanEvalProtocol(baseline="three").build_tasks(["a"], {"one": ["x"], "two": ["y"]})
-    with pytest.raises(DataError, match="Nothing of the evaluation 'human-eval'"):
+    with pytest.raises(DataError, match="'human-eval'"):
         protocol.analyze([])

@@ -88,13 +88,13 @@ def test_of_a_judgment_in_an_older_store_it_is_not_known_whether_the_differences
 def test_a_store_of_a_newer_version_is_not_touched(place):
     with PreferenceStore(place) as store, writing(store.engine) as session:
         session.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StorageError, match="made by a newer version of rlhf"):
+    with pytest.raises(StorageError, match="newer version"):
         PreferenceStore(place)
 
 
 def test_a_file_that_is_no_database_is_told(tmp_path):
     (tmp_path / "s.db").write_text("not a database at all, " * 100)
-    with pytest.raises(ConfigError, match=r"s\.db is no store: it begins with b'not a database a"):
+    with pytest.raises(ConfigError, match=r"s\.db .*b'not a database a"):
         PreferenceStore(tmp_path / "s.db")
     with pytest.raises(ConfigError, match="no database URL"):
         open_engine("postgresql://:::")
@@ -108,7 +108,7 @@ def test_another_programs_database_is_told_and_stays_as_it_is(place):
         connection.execute(sa.text("INSERT INTO alembic_version VALUES ('0a1b2c')"))
     file = place if isinstance(place, Path) else None
     before = file and file.read_bytes()
-    with pytest.raises(ConfigError, match=r"database of another program \(it holds 1 table, the first 'runs'\)"):
+    with pytest.raises(ConfigError, match=r"1 table.*'runs'"):
         PreferenceStore(place)
     assert (file and file.read_bytes()) == before
     assert sorted(sa.inspect(engine).get_table_names()) == ["alembic_version", "runs"]

@@ -77,7 +77,7 @@ def test_an_order_that_no_file_tells_is_not_invented(store):
 
 @pytest.mark.parametrize("name", [" ", "x" * 65, "a\x00b", "a\ud800", "a\nb"])
 def test_a_name_from_a_file_passes_the_same_check_as_any_other(store, name):
-    with pytest.raises(DataError, match=r"task 't' by .*: an annotator's name has 1 to 64 printable characters"):
+    with pytest.raises(DataError, match=r"'t' by .*1 to 64 printable"):
         record_judgments(store, [("t", replace(SAID, annotator=name))])
     assert [person.name for person in store.annotators()] == []
 
@@ -113,10 +113,10 @@ def test_files_are_imported_while_people_judge_and_nothing_is_counted_twice(post
 
 
 def test_all_or_none(store):
-    with pytest.raises(DataError, match="judged the task 'absent', which is not in the store"):
+    with pytest.raises(DataError, match="'absent'"):
         record_judgments(store, [("t", SAID), ("absent", SAID)])
-    with pytest.raises(DataError, match="judgment of task 't' by 'eve'"):
+    with pytest.raises(DataError, match="'t' by 'eve'"):
         record_judgments(store, [("t", SAID), ("t", ItemJudgment(annotator="eve", value={"grade": 1}))])
-    with pytest.raises(DataError, match=r"by 'eve': seconds is -1; a time is at least 0"):
+    with pytest.raises(DataError, match=r"'eve': seconds is -1"):
         record_judgments(store, [("t", ItemJudgment(annotator="eve", value={"preference": "a"}, seconds=-1))])
     assert store.judgments() == []

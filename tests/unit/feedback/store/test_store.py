@@ -108,7 +108,7 @@ def test_a_skip_can_be_taken_back_until_somebody_else_has_the_task(store):
     store.skip("ann", skipped)
     assert store.next_task("bob")
     assert store.next_task("cem")  # both slots are taken now
-    with pytest.raises(DataError, match="somebody else has it now"):
+    with pytest.raises(DataError, match="somebody else"):
         store.unskip("ann", skipped)
 
 
@@ -116,7 +116,7 @@ def test_somebody_elses_assignment_is_not_shown(store):
     store.add_tasks([pair("x")])
     number = store.next_task("ann").number
     assert store.assignment(number, annotator="ann").number == number
-    with pytest.raises(DataError, match=f"no assignment {number} of 'bob'"):
+    with pytest.raises(DataError, match=f"{number} of 'bob'"):
         store.assignment(number, annotator="bob")
 
 
@@ -403,7 +403,7 @@ def test_what_cannot_be_a_judgment_is_refused_and_nothing_is_kept(store, change,
 def test_nobody_judges_for_somebody_else(store):
     store.add_tasks([pair("x")])
     number = store.next_task("ann").number
-    with pytest.raises(DataError, match="does not belong to 'bob'"):
+    with pytest.raises(DataError, match="belong to 'bob'"):
         store.submit("bob", Submission(assignment=number, key=next(KEYS), value={"preference": "a"}))
     with pytest.raises(DataError, match="Nobody called 'dan'"):
         store.next_task("dan")
@@ -411,16 +411,16 @@ def test_nobody_judges_for_somebody_else(store):
 
 def test_ids_are_their_own(store):
     store.add_tasks([pair("x")])
-    with pytest.raises(DataError, match="id 'x' is there already"):
+    with pytest.raises(DataError, match="'x' is there already"):
         store.add_tasks([pair("y"), pair("x")])
     assert [task.id for task in store.tasks()] == ["x"], "all or none"
     assert store.add_tasks([pair("x"), pair("y")], on_known="skip") == 1
     turned = replace(pair("x"), responses=pair("x").responses[::-1])
     assert store.add_tasks([turned], on_known="skip") == 0, "the same texts, the other way round"
     for other in (replace(pair("x"), prompt="another"), replace(pair("x"), responses=pair("z").responses)):
-        with pytest.raises(DataError, match="id 'x' is there already and shows other texts; nothing was added"):
+        with pytest.raises(DataError, match=r"'x' .*other texts.*nothing"):
             store.add_tasks([pair("z"), other], on_known="skip")
-    with pytest.raises(DataError, match="id 'z' is there already and shows other texts"):
+    with pytest.raises(DataError, match=r"'z' .*other texts"):
         store.add_tasks([pair("z"), replace(pair("z"), prompt="another")], on_known="skip")
     assert [task.id for task in store.tasks()] == ["x", "y"]
 
@@ -447,7 +447,7 @@ def test_what_no_database_or_page_can_take_is_refused_by_name(tmp_path, change, 
         with pytest.raises(DataError, match="holds half a character"):
             store.set_setting("x", ["\ud800"])
         store.add_tasks([pair("good")])
-        with pytest.raises(DataError, match="priority of task 'good' is nan"):
+        with pytest.raises(DataError, match=r"priority.*'good'.*nan"):
             store.set_priorities({"good": float("nan")})
 
 
@@ -519,5 +519,5 @@ def test_events_are_kept_once(store):
     numbers = [store.add_event("thumbs", {"up": True}, key="k1", completion_id="c1", model="m") for _ in range(2)]
     assert numbers[0] == numbers[1]
     assert [(row.kind, row.content) for row in store.events()] == [("thumbs", {"up": True})]
-    with pytest.raises(DataError, match="An event is one of thumbs"):
+    with pytest.raises(DataError, match="one of thumbs"):
         store.add_event("like", {}, key="k2")

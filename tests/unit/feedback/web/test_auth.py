@@ -107,7 +107,7 @@ def test_an_old_invitation_is_refused(tmp_path):
 
 
 def test_an_invitation_changes_nobodys_role_and_brings_nobody_back(site):
-    with pytest.raises(ConfigError, match="'olga' is known as owner"):
+    with pytest.raises(ConfigError, match=r"'olga'.*owner"):
         invitation_link(site.store, "olga", key=KEY)
     token = token_of(site, "ann")
     access.set_active(site.store.engine, "ann", False)
@@ -262,7 +262,7 @@ def test_whoever_is_shut_out_is_out_at_once_and_their_task_goes_back(site):
 
 
 def test_the_last_owner_cannot_be_shut_out(site):
-    with pytest.raises(DataError, match="'olga' is the only owner"):
+    with pytest.raises(DataError, match=r"'olga'.*only owner"):
         access.set_active(site.store.engine, "olga", False)
     with pytest.raises(DataError, match="nobody called 'zoe'"):
         access.set_active(site.store.engine, "zoe", False)
@@ -348,7 +348,7 @@ def test_the_signing_key_is_its_owners_alone_and_the_same_next_time(tmp_path):
         assert signing_key(store.engine) == key
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         file.write_bytes(b"short")
-        with pytest.raises(StorageError, match="has 5 bytes and is no signing key"):
+        with pytest.raises(StorageError, match="5 bytes"):
             signing_key(store.engine)
 
 
@@ -361,13 +361,11 @@ def test_another_folders_key_signs_no_link_of_a_store_on_a_server(postgres_serve
         key = signing_key(store.engine)
         made_at = re.escape(str(served / "rlhf-annotation.key"))
         monkeypatch.chdir(elsewhere)
-        with pytest.raises(
-            ConfigError, match=rf"made at \S+:{made_at}, and there is none at .*elsewhere.*copy the key here"
-        ):
+        with pytest.raises(ConfigError, match=rf"\S+:{made_at}.*elsewhere"):
             invitation_link(store, "dora")
         assert list(elsewhere.iterdir()) == [], "no second key is made"
         Path("rlhf-annotation.key").write_bytes(bytes(KEY_BYTES))
-        with pytest.raises(ConfigError, match=r"elsewhere/rlhf-annotation\.key is another one"):
+        with pytest.raises(ConfigError, match=r"elsewhere/rlhf-annotation\.key"):
             invitation_link(store, "dora")
         assert access.person(store.engine, "dora") is None
         shutil.copy(served / "rlhf-annotation.key", elsewhere)
