@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peft import PeftModel
 
 from rlhf.errors import ConfigError, did_you_mean, require
 from rlhf.evaluation.benchmarks.results import BenchmarkResult
@@ -61,7 +62,7 @@ def run_harness_task(
             f"lm-evaluation-harness has no task {task!r} among its {len(known):,}.{did_you_mean(task, known)} Name a folder with tasks "
             "of your own as include_path."
         )
-    plain = merged(policy.model) if policy.has_adapter else policy.model
+    plain = merged(policy.model) if isinstance(policy.model, PeftModel) else policy.model
     model = models.HFLM(pretrained=plain, tokenizer=policy.tokenizer, backend="causal", batch_size=8)
     found = harness.simple_evaluate(
         model=model, tasks=[task], task_manager=manager, num_fewshot=num_fewshot, apply_chat_template=chat_template,

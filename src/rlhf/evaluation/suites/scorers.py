@@ -144,7 +144,7 @@ def _choices(suite: Suite, item: Item) -> tuple[list[str], list[int]]:
         raise DataError(
             f"{at}: `answer` is {answer!r}; give the place of the right choice, from 0 to {len(choices) - 1}, or a list of them."
         )
-    return choices, right
+    return [str(choice) for choice in choices], [int(place) for place in right]
 
 
 def _refusal_scores(suite: Suite, item: Item, group: Sequence[Completion]) -> list[float | None]:

@@ -80,8 +80,8 @@ def find_contamination(stage: CapabilitiesStage, suites: list[Suite], at: StageC
         unread.append(str(err))
     found: dict[str, Any] = {}
     for overlap in overlaps:
-        suite, _, item = overlap.item.partition("\0")
-        own = found.setdefault(suite, {"num_items": 0, "of": 0, "items": []})
+        name, _, item = overlap.item.partition("\0")
+        own = found.setdefault(name, {"num_items": 0, "of": 0, "items": []})
         own["num_items"] += 1
         if len(own["items"]) < MIN_SHOWN:
             own["items"].append({"item": item, "place": overlap.source, "words": overlap.words})
