@@ -139,7 +139,7 @@ def _choices(suite: Suite, item: Item) -> tuple[list[str], list[int]]:
     choices, answer = item.columns.get("choices"), item.columns.get("answer")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
         raise DataError(f"{at}: `choices` is {choices!r}; give a list of at least two texts.")
-    right = answer if isinstance(answer, list) else [answer]
+    right: list[Any] = answer if isinstance(answer, list) else [answer]
     if not right or not all(isinstance(r, int) and not isinstance(r, bool) and 0 <= r < len(choices) for r in right):
         raise DataError(
             f"{at}: `answer` is {answer!r}; give the place of the right choice, from 0 to {len(choices) - 1}, or a list of them."

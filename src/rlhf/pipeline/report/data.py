@@ -47,6 +47,8 @@ class StageRecord:
     """Its evaluation.json."""
     seen: Leakage | None = None
     """What training saw of the data and models that it is measured with; None if not recorded."""
+    capabilities: Mapping[str, Any] | None = None
+    """Its capabilities.json: suites before and after."""
     profile: Mapping[str, Any] | None = None
     """Its profile.json: where its time went."""
 
@@ -163,6 +165,9 @@ def read_run(folder: Path | str) -> RunRecord:
     for path in sorted(folder.glob("*/evaluation.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).evaluation = found or None
+    for path in sorted(folder.glob("*/capabilities.json")):
+        found = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).capabilities = found or None
     for path in sorted(folder.glob("*/profile.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).profile = found or None

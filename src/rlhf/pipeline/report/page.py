@@ -18,6 +18,7 @@ from rlhf.files import write_text
 from rlhf.formatting import mapping
 from rlhf.pipeline.kinds import REWARD_MODEL
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
+from rlhf.pipeline.report.capability_view import capabilities_view
 from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.report.plots import reuse_plots
 from rlhf.pipeline.report.template_cache import kept_templates
@@ -167,6 +168,10 @@ def _metrics(run: RunRecord) -> dict[str, Any]:
     return {"measurements": [metrics_view(*found) for found in run.parts("metrics")]}
 
 
+def _capabilities(run: RunRecord) -> dict[str, Any]:
+    return {"reports": [capabilities_view(stage) for stage in run.stages.values() if stage.capabilities]}
+
+
 def _process(run: RunRecord) -> dict[str, Any]:
     return {"processes": [{"stage": stage, "quality": part} for stage, part in run.parts("process_reward_model")]}
 
@@ -191,6 +196,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("changes", "What changed", _changes),
     Section("metrics", "Metrics", _metrics),
     Section("solving", "Problems solved", _solving),
+    Section("capabilities", "Capabilities", _capabilities),
     Section("samples", "Before and after", _samples),
     Section("hacking", "Was the reward gamed?", _hacking),
     Section("process", "Process reward model", _process),

@@ -187,6 +187,50 @@ def sureness_panel(bins: Sequence[Mapping[str, Any]]) -> Panel:
     return Panel("Confidence", _svg(draw, alt, left, width, count), "pairs")
 
 
+@dataclass(frozen=True, slots=True)
+class ForestRow:
+    """A line of a forest plot: an estimate with its interval, and the bound that it is compared with."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    bound: float | None = None
+    color: str = ONE
+
+
+def forest_panel(title: str, rows: Sequence[ForestRow], *, unit: str = "", note: str = "") -> Panel:
+    """Estimates with intervals below each other around 0, with a tick where each one's bound is.
+
+    Args:
+        title: Of the panel.
+        rows: At least one, first on top.
+        unit: Of the values.
+        note: A sentence under the panel.
+    """
+
+    def draw(axes: Axes) -> None:
+        places = [len(rows) - 1 - i for i in range(len(rows))]
+        axes.axvline(0, color=MUTED, linewidth=0.9, linestyle=(0, (3, 3)))
+        for row, y in zip(rows, places, strict=True):
+            axes.plot([row.low, row.high], [y, y], color=row.color, linewidth=1.6, solid_capstyle="round")
+            axes.plot([row.value], [y], "o", color=row.color, markersize=5)
+            if row.bound is not None:
+                axes.plot([row.bound, row.bound], [y - 0.3, y + 0.3], color=ALARM, linewidth=1.4)
+        axes.set_yticks(places, [row.label for row in rows])
+        axes.set_ylim(-0.7, len(rows) - 0.3)
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.figure.subplots_adjust(left=min(0.45, 0.06 + 0.02 * max(len(row.label) for row in rows)))
+
+    alt = f"{title}{f', {unit}' if unit else ''}. " + " ".join(
+        f"{row.label}: {row.value:+.3g}, {row.low:+.3g} to {row.high:+.3g}"
+        + (f", bound {row.bound:+.3g}." if row.bound is not None else ".")
+        for row in rows
+    )
+    return Panel(title, _svg(draw, alt, rows), unit, note=note)
+
+
 _plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", default=MappingProxyType({}))
 
 
