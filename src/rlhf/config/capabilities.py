@@ -35,7 +35,7 @@ class CapabilitiesStage(StageConfig):
     baseline: ModelConfig
     """The policy before."""
     suites: Annotated[list[SuiteSource], BeforeValidator(_listed), Names.TEXT_OR_FILE] = Field(min_length=1)
-    """Names of bundled suites (`format`, `general`, `over_refusal`, `safety`), YAML files, or settings."""
+    """Names of bundled suites (`format`, `general`, `name_bias`, `over_refusal`, `safety`), YAML files, or settings."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of the one-sided intervals; a loss of a suite's margin passes in at most the rest."""
     repeat: bool | None = None

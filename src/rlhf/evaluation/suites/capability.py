@@ -16,6 +16,7 @@ from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval
 from rlhf.evaluation.noninferiority import noninferiority_of_tasks
 from rlhf.evaluation.suites.suite import Suite, load_suite
 from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
+from rlhf.evaluation.suites.swaps import GroupDifference
 from rlhf.files import write_json
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine
@@ -45,6 +46,8 @@ class SuiteComparison:
     not asked twice."""
     per_unit: Mapping[str, tuple[float, float]]
     """Unit -> score before, score after."""
+    group_differences: Sequence[GroupDifference] = ()
+    """Of the model after, where the suite swaps groups in its items."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,6 +61,7 @@ class SuiteComparison:
             "ruling": self.ruling.to_dict(),
             "repeat": dict(self.repeat),
             "per_unit": {unit: list(both) for unit, both in self.per_unit.items()},
+            "group_differences": [each.to_dict() for each in self.group_differences],
         }
 
 
@@ -82,6 +86,7 @@ class CapabilityReport:
 
     def __str__(self) -> str:
         lines = [f"{name}: {each.ruling.decision}. {each.ruling.reason}" for name, each in self.suites.items()]
+        lines += [f"{name}: {pair}" for name, each in self.suites.items() for pair in each.group_differences]
         return "\n".join([*lines, f"Together: {self.decision}."])
 
 
@@ -180,6 +185,7 @@ class CapabilityTester:
                 ruling=rulings[suite.name],
                 repeat=_repeat(old, (again or {}).get(suite.name)),
                 per_unit=both,
+                group_differences=new.group_differences(),
             )
         return CapabilityReport(suites=found, decision=combined(rulings))
 

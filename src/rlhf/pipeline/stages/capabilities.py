@@ -62,6 +62,10 @@ def run_capabilities(stage: CapabilitiesStage, at: StageContext) -> StageOutcome
             f"{found['num_items']} of {found['of']} items of the suite {name} are in what the policy learned from (item {first['item']}: "
             f"{first['place']}): its score says little about new questions."
         )
+    for name, each in report.suites.items():
+        for pair in each.group_differences:
+            if pair.is_shown:
+                at.log.alarm(f"{name}: {pair}")
     return StageOutcome(headline(report), summary(report))
 
 
