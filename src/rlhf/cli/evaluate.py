@@ -107,13 +107,14 @@ def _show(document: Mapping[str, Any]) -> None:
             soft_wrap=True,
         )
     groups = Table(box=None, pad_edge=False)
-    for title in ("metric", "group", "value", "from the rest", "p (Holm)"):
+    for title in ("metric", "group", "value", "95 % interval", "from the rest", "p (Holm)"):
         groups.add_column(title)
     for name, found in mapping(part.get("groups")).items():
         for group, value in found.items():
             p = value.get("p_corrected")
             groups.add_row(
-                escape(name), escape(group), _text(value["value"], False), _text(value["difference"], False, signed=True),
+                escape(name), escape(group), _text(value["value"], False), interval(value["value"], False) or "",
+                _text(value["difference"], False, signed=True),
                 "" if p is None else f"{p:.3g}",
             )  # fmt: skip
     if groups.row_count:
