@@ -93,11 +93,9 @@ class ModelEvaluation(Mapping[str, float]):
     def gain(self, name: str) -> Estimate:
         """This model's minus the baseline's, paired by prompt; missing where there is no baseline."""
         self.interval(name)
-        if not self.of_baseline:
-            return Estimate.missing(NO_BASELINE)
         metric = name.partition("/")[0]
         if metric not in self.of_baseline:
-            return Estimate.missing(NOT_OF_BASELINE)
+            return Estimate.missing(NO_BASELINE if self.metrics[metric].of_baseline else NOT_OF_BASELINE)
         before = _statistics(self.of_baseline).get(name)
         if before is None:
             return Estimate.missing("the baseline has no such part")
