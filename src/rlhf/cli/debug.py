@@ -167,6 +167,7 @@ def _rewards_text(found: ScoreReport) -> str:
         within = found.length_correlation_within
         lines += [
             f"correlation with length {plain_number(found.length_correlation.value)}"
+            + (f" [{ends}]" if (ends := interval(found.length_correlation.to_dict())) else "")
             + (f", within prompts {plain_number(within)}" if math.isfinite(within) else ""),
             "characters        rows  mean",
             *(f"{characters:<14} {count:>7,}  {plain_number(mean, 3)}" for characters, count, mean in found.by_length),
