@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -392,6 +393,11 @@ def test_every_metric_of_the_table_can_be_loaded():
         module, _, function = metric.measure.partition(":")
         assert callable(getattr(__import__(f"rlhf.evaluation.metrics.{module}", fromlist=[function]), function)), name
         assert metric.about
+
+
+def test_every_metric_is_on_the_page():
+    page = (Path(__file__).parents[4] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    assert [name for name in METRICS if f"| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.needs])
