@@ -12,14 +12,23 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairFormula:
-    """A loss on pairs against a reference: a choice of ``loss`` of ``kind: dpo``."""
+class Formula:
+    """A loss: the choice of a setting such as ``loss``."""
 
     function: str
-    """Takes the summed log-probabilities of chosen and rejected completions under the policy, then those under the reference, ``[P]``
-    each, and ``beta`` by keyword; gives ``[P]`` losses."""
+    """``module:function`` below ``rlhf``; what it takes and gives is said by the kind of formula."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """Further keywords of the function -> the setting that each has the value of."""
+    """Further keywords of the function -> the setting that each has the value of; ``name.0`` is the first of several values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFormula(Formula):
+    """A loss on pairs against a reference: a choice of ``loss`` of ``kind: dpo``.
+
+    The function takes the summed log-probabilities of chosen and rejected completions under the policy, then those under the
+    reference, ``[P]`` each, and ``beta`` by keyword; gives ``[P]`` losses.
+    """
+
     options: tuple[str, ...] = ()
     """Further settings that belong to this loss: they change what the trainer hands to the function."""
     needs: Mapping[str, str] = field(default_factory=dict)
@@ -36,14 +45,13 @@ class PairFormula:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyFormula:
-    """A loss on sampled tokens: a choice of ``policy_loss``."""
+class PolicyFormula(Formula):
+    """A loss on sampled tokens: a choice of ``policy_loss``.
 
-    function: str
-    """Takes those of ``logprobs``, ``old_logprobs``, ``advantages`` [M] and ``score_seq`` (int64 [M], the completion of each token) that
-    its parameters are called; gives ``[M]`` losses."""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    """Further keywords of the function -> the setting that each has the value of; ``name.0`` is the first of several values."""
+    The function takes those of ``logprobs``, ``old_logprobs``, ``advantages`` [M] and ``score_seq`` (int64 [M], the completion of each
+    token) that its parameters are called; gives ``[M]`` losses.
+    """
+
     clips: Literal["gradient", "weight"] | None = None
     """What is held at the bounds ``clip_low`` and ``clip_high``: whether a token has a gradient, or its weight; None without bounds."""
     has_ratio: bool = True

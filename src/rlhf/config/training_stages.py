@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from rlhf.config.base import InputPath
+from rlhf.config.formulas import Formula
 from rlhf.config.model import ModelConfig
 from rlhf.config.on_policy import DistillConfig, OnlineDPOConfig
 from rlhf.config.policy import PPOConfig, TRPOConfig, VAPOConfig
@@ -132,9 +133,9 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     """What the policy is measured against; the start by default. Iterated DPO names the first policy here."""
 
     @property
-    def formulas(self) -> tuple[str, ...]:
+    def formulas(self) -> Mapping[str, Formula]:
         """That of ``loss``."""
-        return (self.pair_formula.function,)
+        return {"loss": self.pair_formula}
 
     @property
     def asks_reference_once(self) -> bool:
@@ -268,9 +269,9 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     )
 
     @property
-    def formulas(self) -> tuple[str, ...]:
+    def formulas(self) -> Mapping[str, Formula]:
         """That of ``loss``."""
-        return (self.pair_formula.function,)
+        return {"loss": self.pair_formula}
 
 
 class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
