@@ -1,9 +1,9 @@
 """Which of the library's own source files decide what a stage makes.
 
 They are found by following imports: from the modules that run the stage's kind and train its model, from those of the losses that
-its settings choose and of what builds its rewards and its judge, and from functions of this library that the recipe names. Followed are
-the modules that names come from: a package's ``__init__.py`` only hands names on (a test holds them to that), so ``from rlhf.losses
-import nll_loss`` leads to the module that defines it and to no other loss.
+its settings choose and of what builds its rewards, its judge and its engine, and from functions of this library that the recipe names.
+Followed are the modules that names come from: a package's ``__init__.py`` only hands names on (a test holds them to that), so
+``from rlhf.losses import nll_loss`` leads to the module that defines it and to no other loss.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import rlhf
 from rlhf.config.base import Names, named_things
+from rlhf.config.engines import engines_of
 from rlhf.config.rewards import rewards_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
         f"{PACKAGE}.{formula.function.partition(':')[0]}" for formula in stage.formulas.values()
     }
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
+    modules |= {engine.builds.partition(":")[0] for engine in engines_of(stage).values()}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 

@@ -1,4 +1,4 @@
-"""Functions of this package that settings name by text: losses, builders of rewards, what runs and trains a stage.
+"""Functions of this package that settings name by text: losses, builders of rewards and engines, what runs and trains a stage.
 
 Their source is read and nothing is imported, so that a name with a misspelling is found before torch is loaded.
 """
@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.engines import engines_of
 from rlhf.config.formulas import Formula
 from rlhf.config.rewards import rewards_of
 from rlhf.errors import did_you_mean
@@ -30,6 +31,7 @@ def check_own_code(review: Review) -> None:
             ("kind", stage, "runs", f"{INSIDE}pipeline.stages.{stage.runs}"),
             ("kind", stage, "trainer", stage.trainer),
             *((place, spec, "builds", spec.builds) for place, spec in rewards_of(stage)),
+            *((key, engine, "builds", engine.builds) for key, engine in engines_of(stage).items()),
         ]
         for key, owner, attribute, text in named:
             if text.startswith(INSIDE) and (problem := name_problem(text.removeprefix(INSIDE))):
