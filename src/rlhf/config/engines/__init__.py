@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlhf.config.engines.engine import EngineConfig, MismatchConfig, is_lowered
+from rlhf.config.engines.engine_table import ENGINE_KINDS, FREE_OF_ENGINES, EngineSpec, engines_of
 from rlhf.config.engines.local import LocalEngineConfig, PromptLookupConfig, RolloutWeights
-from rlhf.config.engines.table import ENGINE_KINDS, FREE_OF_ENGINES, EngineSpec, engines_of
 from rlhf.config.engines.vllm import VLLMEngineConfig
 
 __all__ = [

@@ -10,9 +10,6 @@ from pydantic import Field, model_validator
 from rlhf.config.base import BaseConfig, Kind
 from rlhf.errors import RLHFError
 
-if TYPE_CHECKING:
-    from rlhf.config.policy import SamplingConfig
-
 
 def kind_from_text(value: Any) -> Any:
     """A plain word stands for the kind of that name with its defaults."""
@@ -60,8 +57,8 @@ class EngineConfig(Kind):
         """The lower precision of the copy of the weights that it samples with; None where it takes the policy's own."""
         return None
 
-    def complaint(self, sampling: SamplingConfig) -> str | None:
-        """Why it can't sample in this way; None where it can."""
+    def complaint(self, sampling: Any) -> str | None:
+        """Why it can't sample in this way, a ``rlhf.config.policy.SamplingConfig``; None where it can."""
         return None
 
     def missing(self) -> Iterator[tuple[str, str, type[RLHFError]]]:

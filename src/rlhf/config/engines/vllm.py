@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from typing_extensions import override
 
 from rlhf.config.engines.engine import EngineConfig, MismatchConfig
 from rlhf.errors import ConfigError, MissingExtraError, RLHFError, pip_line
-
-if TYPE_CHECKING:
-    from rlhf.config.policy import SamplingConfig
 
 OURS = (
     "dtype",
@@ -76,7 +73,7 @@ class VLLMEngineConfig(EngineConfig):
         return options
 
     @override
-    def complaint(self, sampling: SamplingConfig) -> str | None:
+    def complaint(self, sampling: Any) -> str | None:
         """Filters and penalties, and temperatures close to 0."""
         for key in ("top_k", "top_p", "min_p", "repetition_penalty"):
             if getattr(sampling, key) != type(sampling).model_fields[key].default:

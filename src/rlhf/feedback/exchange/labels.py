@@ -59,7 +59,9 @@ def from_labels(lines: Sequence[Line]) -> list[Item]:
     sampling, own_columns = origin.of_responses(1)
     response = Response(text=text, model=origin.take("model"), sampling=sampling[0], columns=own_columns[0])
     if origin.annotator is None and not origin.is_gold:
-        raise line.bad(f"no annotator is named ({', '.join(ANNOTATOR_COLUMNS[:2])}); who says so is needed, or gold: true.")
+        raise line.bad(
+            f"no annotator is named ({', '.join(ANNOTATOR_COLUMNS[:2])}); who says so is needed, or gold: true."
+        )
     if not origin.task_id and not text and not prompt:
         raise line.bad(f"nothing says what was labeled; wanted one of {', '.join((*ITEM[1:], 'text', 'completion'))}.")
     task = Task(
