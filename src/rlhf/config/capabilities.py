@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import Names, TextOrFile
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint
+from rlhf.config.engines import EngineSpec, LocalEngineConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.stage_inputs import StageConfig
 from rlhf.config.suites import SuiteConfig
@@ -51,7 +51,7 @@ class CapabilitiesStage(StageConfig):
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
         for suite in self.suites:
-            if isinstance(suite, SuiteConfig) and (complaint := engine_complaint(self.engine, suite.sampling)):
+            if isinstance(suite, SuiteConfig) and (complaint := self.engine.complaint(suite.sampling)):
                 raise ValueError(complaint)
         return self
 

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import FunctionName, InputPath
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
 from rlhf.config.metric_table import COLUMN_NEEDS, NEEDS, Metric, check_metric_names, metric_named, missing_need
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
@@ -243,7 +243,7 @@ class EvaluateStage(FilteredPrompts):
 
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
-        if complaint := engine_complaint(self.engine, self.sampling):
+        if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
         if is_lowered(self.engine):
             raise ValueError(

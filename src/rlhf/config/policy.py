@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import BaseConfig
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
 from rlhf.config.formulas import PolicyFormula
 from rlhf.config.hacking import HackingConfig
 from rlhf.config.held_out import HeldOutConfig
@@ -188,9 +188,9 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _rounded_weights_are_no_surprise(self) -> Self:
-        if not isinstance(self.engine, LocalEngineConfig) or not is_lowered(self.engine):
+        weights = self.engine.lowered
+        if weights is None:
             return self
-        weights = self.engine.weights
         if self.takes_importance and self.importance is None:
             raise ValueError(
                 f"engine.weights {weights!r} samples from a policy that is not quite the one that learns, and importance is null, which "
@@ -250,11 +250,11 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
-        if complaint := engine_complaint(self.engine, self.sampling):
+        if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
-        if self.async_rollouts is not None and self.engine.kind != "local":
+        if self.async_rollouts is not None and not self.engine.in_this_process:
             raise ValueError(
-                "async_rollouts samples in a process of its own, and so does engine `vllm`; leave one of the two out"
+                f"async_rollouts samples in a process of its own, and so does engine `{self.engine.kind}`; leave one of the two out"
             )
         return self
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
 
-from rlhf.config.base import BaseConfig, FunctionName, InputPath, Kind, Names
+from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names
+from rlhf.config.reward_base import RewardBase
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
 """``package.module:function`` or ``path/to/file.py:function``."""
@@ -25,36 +26,6 @@ FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<
 
 SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret", re.IGNORECASE)
 """Names of HTTP headers whose values no file should hold."""
-
-
-class RewardBase(Kind):
-    """What every kind of reward has: settings, and what the library has to know of the kind.
-
-    A new kind is a class like those below, its line in ``REWARD_KINDS``, and the function that ``builds`` names.
-    """
-
-    builds: ClassVar[str]
-    """``package.module:function`` that makes the scorer: takes the settings and a ``rlhf.rewards.types.RewardContext``."""
-    text_key: ClassVar[str] = ""
-    """The setting that a plain text in place of the settings stands for, as ``_from_text`` reads it; empty where there is none."""
-
-    weight: FiniteFloat = 1.0
-    """The score is multiplied by this before several are added up; negative for something unwanted."""
-    normalize: bool = False
-    """Shift and scale the score to mean 0 and deviation 1 over each rollout before it is weighted."""
-    name: str | None = None
-    """What metrics call it; by default its kind or its function's name."""
-
-    length_debias: bool = False
-    """Subtract a local regression of the score on length, over the completions of each rollout (arXiv:2409.17407); needs the extra `eval`."""
-
-    def models_asked(self) -> list[tuple[str, str]]:
-        """Key and source of every reward model that it asks."""
-        return []
-
-    def rewards_inside(self) -> list[tuple[str, RewardBase]]:
-        """Key and settings of the rewards that it is made of."""
-        return []
 
 
 Combine = Literal["mean", "min", "median", "mean_minus_std"]

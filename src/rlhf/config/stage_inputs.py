@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.formulas import Formula
 from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
@@ -79,9 +80,9 @@ class StageConfig(Kind, MethodHints):
     """Metrics of its evaluation while it trains, which early stopping can watch."""
 
     @property
-    def formulas(self) -> tuple[str, ...]:
-        """``module:function`` below ``rlhf`` of the losses that its settings choose; their code is part of the stage's key."""
-        return ()
+    def formulas(self) -> Mapping[str, Formula]:
+        """Setting -> the formula of the loss that it chooses; the code of formulas is part of the stage's key."""
+        return {}
 
     @property
     def trains(self) -> bool:
@@ -318,9 +319,9 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
         return super().holds_reference or self.moving_reference is not None
 
     @property
-    def formulas(self) -> tuple[str, ...]:
+    def formulas(self) -> Mapping[str, Formula]:
         """That of ``policy_loss``."""
-        return (self.policy_formula.function,)
+        return {"policy_loss": self.policy_formula}
 
     @property
     def measured(self) -> tuple[str, ...]:

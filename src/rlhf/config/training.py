@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.engines import FREE_OF_ENGINES
 from rlhf.config.guards import GuardsConfig
 from rlhf.config.method_hints import MethodHints
 
@@ -40,7 +41,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "hacking": {"action", "judge_slope", "collapse", "win_rate_drop", "judge_gap", "spikes"},
     "cache_reference": True,
     "data_workers": True,
-    "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
+    "engine": FREE_OF_ENGINES,
 }
 """Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
 help. None of them decides what a healthy run results in; a guard that stopped a run must not make it begin again from the start once its

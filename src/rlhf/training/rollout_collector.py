@@ -31,7 +31,7 @@ class RolloutCollector:
         self.config = inputs.config
         self.name = name
         self.log = log
-        self.own_engine = inputs.engine is None and self.config.engine.kind == "local"
+        self.own_engine = inputs.engine is None and self.config.engine.in_this_process
         """Whether completions come from the module that is trained."""
         self.engine = inputs.engine or build_engine(self.policy, self.config.engine, autocast=self.config.autocast)
         self.ahead = build_ahead(self.policy, self.config, own_engine=self.own_engine, name=name)

@@ -23,9 +23,13 @@ from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line, whole
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item, ItemJudgment
+from rlhf.feedback.layouts import HELPSTEER_DIMENSIONS
 from rlhf.feedback.store.values import MAX_RANKED, MAX_TEXT, Response, Task, TaskKind
 
-HELPSTEER_DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+
+def is_ultrafeedback(row: Mapping[str, Any]) -> bool:
+    """Whether a row with its columns is not a ranking or a rating of ours."""
+    return "ranks" not in row and "ratings" not in row
 
 
 def _item(
