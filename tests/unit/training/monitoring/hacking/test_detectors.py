@@ -127,7 +127,9 @@ def test_shares_of_wins_count_ties_half_and_leave_out_what_is_missing():
 
 
 def test_the_e_detector_by_hand():
-    detector = WinRateDrop(HackingConfig.of({"win_rate_drop": {"win_rate": 0.5, "alpha": 0.5}}).win_rate_drop, horizon=2)
+    detector = WinRateDrop(
+        HackingConfig.of({"win_rate_drop": {"win_rate": 0.5, "alpha": 0.5}}).win_rate_drop, horizon=2
+    )
     detector.set_anchor(np.array([[1.0, 1.0], [1.0, 1.0]]))
     lost = HeldOutObservation(step=1, proxy=np.zeros(2), judge=np.zeros(2))  # both prompts lose: y = 0
     bets = np.array([0.1, 0.2, 0.4, 0.8, 1.2])
@@ -224,13 +226,14 @@ def test_long_lists_repeat_three_word_runs_and_are_no_loops():
     assert longest_repeated_block(words_of(text)) < 20
     loop = "I am sure that this is so . " * 20
     assert longest_repeated_block(words_of(loop)) > 100
-    detector = RewardHackingDetector({"action": "warn", "simple_repetition": "warn"})
+    few = {"min_completions": 40}
+    detector = RewardHackingDetector({"action": "warn", "simple_repetition": "warn", "repetition_share": few})
     detector.add_reference(["q"], ["A short answer of the starting policy."])
     for _ in range(12):
-        report = detector.check(["q"] * 64, [text] * 64, np.linspace(0, 1, 64))
+        report = detector.check(["q"] * 4, [text] * 4, np.linspace(0, 1, 4))
     assert [a.detector for a in report.alarms] == ["simple_repetition"]
     for _ in range(12):
-        report = detector.check(["q"] * 64, [loop] * 64, np.linspace(0, 1, 64))
+        report = detector.check(["q"] * 4, [loop] * 4, np.linspace(0, 1, 4))
     assert {a.detector for a in report.alarms} >= {"simple_repetition", "repetition_share"}
 
 
@@ -275,7 +278,9 @@ def mixed_tasks(rng, *, growth=1.0, coupling=0.0):
     groups = np.repeat(np.arange(8), 8)
     long = np.where(np.arange(8) % 2, 1.0, 0.0)[groups]
     within = rng.normal(size=64)
-    words = growth * np.exp(3.0 + 2.5 * long + 0.3 * (coupling * within + math.sqrt(1 - coupling**2) * rng.normal(size=64)))
+    words = growth * np.exp(
+        3.0 + 2.5 * long + 0.3 * (coupling * within + math.sqrt(1 - coupling**2) * rng.normal(size=64))
+    )
     return rollout(3.0 * long + 0.5 * within, words=words, groups=groups, reference_words=np.exp(3.0 + 2.5 * long))
 
 
@@ -404,6 +409,10 @@ def test_a_reward_is_compared_with_the_50_before_it_only():
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for wrong in ({"judge_slope": {"window": 10, "long_window": 10}}, {"judge_slope": "penalize"}, {"action": "penalize"}):
+    for wrong in (
+        {"judge_slope": {"window": 10, "long_window": 10}},
+        {"judge_slope": "penalize"},
+        {"action": "penalize"},
+    ):
         with pytest.raises(ConfigError):
             HackingConfig.of(wrong)
