@@ -19,8 +19,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from rlhf.errors import RLHFError
 from rlhf.evaluation.judges import world_judge
 from rlhf.evaluation.overoptimization import judge_rollouts
 from rlhf.files import write_json, write_text
-from rlhf.pipeline.run import Pipeline, machine, versions
+from rlhf.pipeline.run import Pipeline
 from rlhf.training.log import EVENTS, read_jsonl
 from rlhf.training.monitoring.guards import repetition
 from rlhf.training.monitoring.hacking.observations import words_of

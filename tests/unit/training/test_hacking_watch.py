@@ -14,7 +14,7 @@ from rlhf.config.grpo_settings import GRPOConfig
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.reward import RewardModel
-from rlhf.rewards.composite import CompositeReward, Component
+from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.types import ScoreResult
 from rlhf.training.grpo import GRPOTrainer
