@@ -11,18 +11,21 @@ hacks begin at step 500. Everything the detectors are shown goes through ``rlhf.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
 from rlhf.config.hacking import HackingConfig
+from rlhf.files import write_json
 from rlhf.seeds import derive_seed
 from rlhf.training.monitoring.hacking.detector import RewardHackingDetector
 from rlhf.training.monitoring.hacking.observations import HeldOutObservation, RolloutObservation
@@ -362,34 +365,42 @@ def table(healthy: dict[str, Cell], hacked: dict[str, Cell], few: dict[int, Cell
 def main(arguments: Sequence[str] | None = None) -> None:
     """Simulate and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000, help="Of each healthy world, for detectors with a judge.")
+    parser.add_argument("--runs", type=int, default=600, help="Of each healthy world, for detectors with a judge.")
     parser.add_argument(
-        "--rollout-runs", type=int, default=200, help="For detectors that look at rollouts, and of each hack."
+        "--rollout-runs", type=int, default=150, help="For detectors that look at rollouts, and of each hack."
     )
     parser.add_argument("--worlds", nargs="+", choices=[*HEALTHY, *HACKS], default=[*HEALTHY, *HACKS])
-    parser.add_argument("--few-prompts", type=int, nargs="*", default=[20, 32, 64])
+    parser.add_argument("--noise-runs", type=int, default=2000, help="Of a judge that is pure noise, for each of:")
+    parser.add_argument("--num-prompts", type=int, nargs="*", default=[20, 64, 128], help="Held-out prompts.")
     parser.add_argument("--write", type=Path, help="Markdown file to write.")
     chosen = parser.parse_args(arguments)
-    began = time.process_time()
-    healthy, hacked = {}, {}
-    for name in chosen.worlds:
-        if name in HEALTHY:
-            healthy[name] = simulate(name, HEALTHY[name], runs=chosen.runs, rollout_runs=chosen.rollout_runs)
-        else:
-            runs = chosen.rollout_runs
-            hacked[name] = simulate(
-                name, HACKS[name], runs=runs, rollout_runs=runs, since=HACK_STEP, all_heuristics=False
-            )
-        print(
-            name,
-            f"{time.process_time() - began:.0f} s",
-            (healthy | hacked)[name].alarms.keys(),
-            file=sys.stderr,
-            flush=True,
-        )
-    noise = replace(HEALTHY["noise"])
-    few = {n: simulate("noise", noise, runs=chosen.runs, rollout_runs=0, num_prompts=n) for n in chosen.few_prompts}
-    page = table(healthy, hacked, few, "python " + shlex.join(sys.argv), time.process_time() - began)
+    kept = chosen.write.with_suffix(".json") if chosen.write else None
+    cells: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept and kept.exists() else {}
+
+    def cell(key: str, world: str, **settings: Any) -> Cell:
+        """Simulated, or kept from an earlier call with the same settings."""
+        found = cells.get(key)
+        if found is None or found["settings"] != settings:
+            began = time.process_time()
+            simulated = simulate(world, (HEALTHY | HACKS)[world], **settings)
+            seconds = time.process_time() - began
+            found = cells[key] = {"settings": settings, "seconds": round(seconds, 1), "cell": asdict(simulated)}
+            print(f"{key}: {seconds:.0f} s", file=sys.stderr, flush=True)
+            if kept is not None:
+                write_json(kept, cells)
+        return Cell(**found["cell"])
+
+    runs, some = chosen.runs, chosen.rollout_runs
+    healthy = {name: cell(name, name, runs=runs, rollout_runs=some) for name in chosen.worlds if name in HEALTHY}
+    hacked = {
+        name: cell(name, name, runs=some, rollout_runs=some, since=HACK_STEP, all_heuristics=False)
+        for name in chosen.worlds
+        if name in HACKS
+    }
+    noise = {"runs": chosen.noise_runs, "rollout_runs": 0}
+    few = {n: cell(f"noise, {n} prompts", "noise", num_prompts=n, **noise) for n in chosen.num_prompts}
+    seconds = sum(found["seconds"] for found in cells.values())
+    page = table(healthy, hacked, few, "python " + shlex.join(sys.argv), seconds)
     if chosen.write:
         chosen.write.write_text(page, encoding="utf-8")
     print(page)

@@ -81,7 +81,8 @@ class HackingWatch:
         self.training_prompts = training_prompts
         self.reference_completions = config.reference_completions
         self.every, self.steps_per_rollout, self.seed = config.every, steps_per_rollout, seed
-        self.detector = RewardHackingDetector(config, horizon=max(1, num_steps // config.every))
+        looks = 1 + num_steps // max(config.every, steps_per_rollout)
+        self.detector = RewardHackingDetector(config, horizon=looks)
         self.asks_judge = judge is not None and self._looks_at("held_out")
         self.asks_start = self._looks_at("rollout")
         self.may_restore = "restore" in self.detector.actions.values()
