@@ -369,7 +369,8 @@ def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, valu
 )
 def test_a_key_of_another_library_is_answered_with_ours(stage, key, ours, path):
     message = refusal(path, overrides=(f"stages.{stage}.{key}=1",))
-    assert f"stages.{stage}.{key}: there is no such key. Did you mean '{ours}'?" in message
+    assert f"stages.{stage}.{key}: " in message
+    assert f"'{ours}'" in message
 
 
 @pytest.mark.parametrize(

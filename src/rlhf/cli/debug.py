@@ -156,7 +156,8 @@ def _rewards_text(found: ScoreReport) -> str:
         f"{found.num_rows:,} rows, {found.num_missing:,} without a score",
         f"mean {plain_number(found.mean, 3)}, deviation {plain_number(found.std, 3)}, {found.num_values:,} different values, "
         f"{percentage(found.tied_frac)} tied with another row",
-        "quantiles  " + "  ".join(f"{float(q) * 100:g} %: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
+        "quantiles  "
+        + "  ".join(f"{percentage(float(q), 0)}: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
     ]
     if found.num_groups:
         lines.append(

@@ -19,6 +19,8 @@ SOUNDS_LIKE_ONE = re.compile(
 )
 NAMES_NOTHING = {
     "AgainstReference.cache_reference": "a folder for copies of what can be computed; no result depends on them",
+    "EvaluateStage.metrics": "names of a table, or functions that are looked up as they are",
+    "EvaluateStage.toxicity_classifier": "a folder, a hub name or lexicon:FILE, looked for when it is loaded",
     "ModelConfig.init": "settings of transformers; weights are drawn",
     "ModelConfig.revision": "a version on the hub, which names no file here",
     "RewardBase.name": "a word for metrics",

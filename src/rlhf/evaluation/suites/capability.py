@@ -18,6 +18,7 @@ from rlhf.evaluation.suites.suite import Suite, load_suite
 from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.evaluation.suites.swaps import GroupDifference
 from rlhf.files import write_json
+from rlhf.formatting import percentage
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
@@ -231,8 +232,8 @@ def obstacles(suite: Suite, before: SuiteRun, after: SuiteRun, again: SuiteRun |
         if run.scored_frac < MIN_SCORED_FRAC:
             item, why = next(iter(run.missing.items()), ("", "the scorer gave none"))
             return (
-                f"Only {run.scored_frac:.0%} of the completions of {run.model} have a score, fewer than {MIN_SCORED_FRAC:.0%}; "
-                f"item {item}: {why}."
+                f"Only {percentage(run.scored_frac, 0)} of the completions of {run.model} have a score, fewer than "
+                f"{percentage(MIN_SCORED_FRAC, 0)}; item {item}: {why}."
             )
     if again is not None:
         difference = mean_interval(
@@ -241,7 +242,8 @@ def obstacles(suite: Suite, before: SuiteRun, after: SuiteRun, again: SuiteRun |
         if difference.measured and (difference.low > 0 or difference.high < 0):
             return (
                 f"{before.model} differs from itself: asked twice, its mean score changed by {difference.value:+.3g} "
-                f"({REPEAT_CONFIDENCE:.0%} interval {difference.low:+.3g} to {difference.high:+.3g}); find out why before comparing others."
+                f"({percentage(REPEAT_CONFIDENCE, 0)} interval {difference.low:+.3g} to {difference.high:+.3g}); "
+                "find out why before comparing others."
             )
     return None
 
