@@ -95,7 +95,7 @@ def test_every_option_on_a_page_says_where_its_default_comes_from(name):
     assert len(rows) == len(list(described_options(METHODS[name])))
     for option, default, source, *_ in rows:
         assert source, f"{page_of(name)}: {option} is {default}, and its module of rlhf.config.methods does not say why"
-        assert (default == "required") == (source == "yours to give"), option
+        assert (default == "required") == (source == "no default"), option
         if source.startswith("ours"):
             assert len(source.removeprefix("ours: ").split()) > 2, f"{option}: ours, but why"
 

@@ -110,7 +110,7 @@ class RLHFCommands(TyperGroup):
         return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As of any group, with a word more about a command that there is none of."""
+        """As of any group, with a hint for an unknown command."""
         if not args or args[0] in self.commands:
             return super().resolve_command(ctx, args)
         from rlhf.config.methods import method_behind

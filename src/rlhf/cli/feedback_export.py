@@ -163,7 +163,7 @@ IDLE_WITH = {
     "--events": ("--aggregate", "--qualified", "--batch", "--unjudged", "--classes"),
     "--aggregate": ("--unjudged",),
 }
-"""And those that do nothing beside another one."""
+"""And those that do nothing together with another one."""
 
 
 def _refuse_idle(given: Mapping[str, object]) -> None:

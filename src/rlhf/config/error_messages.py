@@ -1,7 +1,7 @@
 """What pydantic found wrong, in the words of anyone who wrote the settings.
 
 Pydantic's place of an error runs through its own constructions: the tag of a union, the label of an alternative, the
-list that a single value was made into. Walking the input beside it leaves the keys that the user wrote.
+list that a single value was made into. Walking the input along with it leaves the keys that the user wrote.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _quote_it(kind: str, value: Any) -> str:
 
 
 def _siblings(tree: Mapping[str, Any], place: Place) -> list[str]:
-    """The other keys beside a place."""
+    """The other keys in the section of a place."""
     node: Any = tree
     for part in place[:-1]:
         node = node[part]

@@ -43,7 +43,7 @@ def source_of(method: Method, setting: Setting) -> str:
         setting: With its default in a stage of the method.
     """
     if setting.default == REQUIRED:
-        return "yours to give"
+        return "no default"
     key = f"{setting.name}={setting.default}"
     source = method.sources.get(key) or method.shared_sources.get(key, "")
     if not source and isinstance(method.settings.get(setting.name), str | bool):

@@ -156,7 +156,7 @@ class RLConfig(TrainConfig):
     truncation: Truncation = "drop"
     """What happens to longer prompts."""
     evaluation: HeldOutConfig = HeldOutConfig()
-    """What is measured on held-out prompts, beside the mean score."""
+    """What is measured on held-out prompts, in addition to the mean score."""
     hacking: HackingConfig | None = None
     """Detectors of reward hacking; by default those of docs/reward-hacking.md where there is a held-out `judge`, else none. `warn` for
     those that need no judge, too."""
@@ -304,7 +304,7 @@ class PPOConfig(RLConfig):
     """Set the policy's lambda by each completion's length l in tokens, to 1 - 1 / (alpha l), in place of `gae_lambda` (VAPO: 0.05). Up
     to 1 / alpha tokens it is 0, so short completions want a larger alpha."""
     value_warmup_rollouts: int = Field(0, ge=0)
-    """In so many rollouts at the start only the critic learns (value pre-training, arXiv:2503.01491)."""
+    """Rollouts at the start in which only the critic learns (value pre-training, arXiv:2503.01491)."""
     positive_nll_coef: float = Field(0.0, ge=0)
     """Weight of the negative log-likelihood of completions whose score is above `positive_score`, a mean over all their tokens
     in the step (VAPO: 0.1)."""
@@ -363,7 +363,7 @@ class VAPOConfig(PPOConfig):
     length_adaptive_alpha: float | None = Field(0.05, gt=0)
     """Set the policy's lambda by each completion's length l, to 1 - 1 / (alpha l)."""
     value_warmup_rollouts: int = Field(50, ge=0)
-    """In so many rollouts at the start only the critic learns."""
+    """Rollouts at the start in which only the critic learns."""
     positive_nll_coef: float = Field(0.1, ge=0)
     """Weight of the negative log-likelihood of completions whose score is above `positive_score`."""
 

@@ -37,7 +37,7 @@ class RewardModelConfig(OfflineConfig):
     pair's own, in its column `margin` (Touvron et al. 2023, arXiv:2307.09288); null for 0, or 1 with `hinge`. `learned` is what `graded`
     (a margin for each strength) and `rao_kupper` (one that ties bound) do in any case; no other loss can learn one."""
     scalar_learning_rate: float = Field(1e-2, gt=0)
-    """Peak learning rate of the numbers that a loss learns beside the scores: the margins of `graded`, the threshold of
+    """Peak learning rate of the numbers that a loss learns in addition to the scores: the margins of `graded`, the threshold of
     `rao_kupper`, the tie weight of `davidson`, the offset of `rating` and `binary`."""
     use_label_probability: bool = False
     """The column `label_probability` says how likely each label is to be right, from 0.5 (a guess) to 1 (certain): a soft label.

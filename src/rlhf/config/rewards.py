@@ -130,7 +130,7 @@ class FunctionRewardConfig(RewardBase):
     function: FunctionName
     """`package.module:function` or `path/to/file.py:function`."""
     arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
-    """Given to every call by keyword, beside the columns of the prompt rows; a text that names a file belongs to the inputs
+    """Given to every call by keyword, in addition to the columns of the prompt rows; a text that names a file belongs to the inputs
     of the stage, and `stage:NAME/FILE` is a file of an earlier one."""
     in_process: bool = False
     """Call it in the training process: no timeout can stop it, but nothing is copied to another process."""
@@ -157,7 +157,7 @@ class ServiceRewardConfig(RewardBase):
     """What it speaks. `rlhf` sends what a reward function gets and expects `{"scores": [...]}` or a bare list; `openrlhf` is
     OpenRLHF's remote reward model, `vllm` its `/pooling` or `/classify`, `sglang` its `/classify`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Sent with every request beside the rest, such as the `model` that vLLM wants."""
+    """Sent with every request in addition to the rest, such as the `model` that vLLM wants."""
     headers: dict[str, str] = Field(default_factory=dict)
     """HTTP headers. `$NAME` in a value is the environment variable when the run starts, so that no secret is ever written
     down: `Authorization: Bearer $REWARD_TOKEN`. (`${NAME}`, with braces, a recipe replaces when it is read.)"""
@@ -398,7 +398,7 @@ else:
 def _on_one_scale(spec: Any) -> Any:
     if spec.normalize or spec.length_debias:
         raise ValueError(
-            "normalize and length_debias give the scores of every policy the same mean, so nothing could be told between two; leave it out"
+            "normalize and length_debias give the scores of every policy the same mean, so two policies could not be compared; leave it out"
         )
     return spec
 

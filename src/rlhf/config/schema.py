@@ -137,7 +137,7 @@ def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None
     Args:
         owner: The class, such as that of a stage kind.
         dotted: The setting's name; ``section.name`` for one in a section.
-        default: What stands in the place of the class's own default; None for that.
+        default: Shown instead of the class's own default; None for that.
 
     Raises:
         UnknownNameError: The class has no setting of that name.

@@ -315,7 +315,7 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     @property
     @override
     def holds_reference(self) -> bool:
-        """Also beside an adapter, where it moves."""
+        """Also with an adapter, where it moves."""
         return super().holds_reference or self.moving_reference is not None
 
     @property

@@ -21,7 +21,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import BaseConfig, InputPath, Kind
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import REWARD_KINDS, RewardBase
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import REWARD_KINDS
 
 BUNDLED = ("format", "general", "name_bias", "over_refusal", "safety")
 """Suites that come with the library."""

@@ -26,7 +26,7 @@ MOST_NESTED = 4_000
 MOST_SHOWN = 40
 """Characters of a value that an error repeats."""
 MERGE = "tag:yaml.org,2002:merge"
-"""The key `<<`, which brings in the keys of another section; keys beside it may say otherwise."""
+"""The key `<<`, which brings in the keys of another section; keys next to it may say otherwise."""
 INT, FLOAT, TIMESTAMP = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 Mark = yaml.error.Mark | None
 
@@ -119,7 +119,7 @@ def parse_yaml(text: str, source: str, *, quick: bool = False) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply to be settings.") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as err:  # an escape for a character that there is none of
+    except (yaml.YAMLError, ValueError, OverflowError) as err:  # an escape for a character that does not exist
         raise ConfigError(f"{source} is not valid YAML: {str(err).splitlines()[0]}.") from None
 
 

@@ -36,7 +36,7 @@ START = "import sys; from rlhf.data.worker_pool import main; main(int(sys.argv[1
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process is told first."""
+    """What a process is sent first."""
 
     plan: str
     """Key of ``PLANS``."""

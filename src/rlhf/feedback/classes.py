@@ -39,7 +39,7 @@ def parsed_classes(text: str) -> tuple[str, ...]:
 
 
 def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] | None) -> tuple[str, ...] | None:
-    """All classes there can be, in order: those given, those that the store was told at an import, or those that occur.
+    """All classes there can be, in order: those given, those that an import declared, or those that occur.
 
     Args:
         store: Where the labels are.
@@ -54,8 +54,8 @@ def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] 
     """
     names = sorted(set(found))
     if given is None:
-        told = store.setting(CLASSES) or ()
-        return (*told, *(name for name in names if name not in told)) if names else None
+        declared = store.setting(CLASSES) or ()
+        return (*declared, *(name for name in names if name not in declared)) if names else None
     if not names:
         raise ConfigError("--classes is for labels of several classes (kind multiclass), and the store holds none.")
     if unknown := [name for name in names if name not in given]:

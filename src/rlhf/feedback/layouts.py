@@ -56,7 +56,7 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     SAVED: Layout(about="the same rows as a folder for datasets.load_from_disk", keeps_all=True),
     "label-studio": Layout(
-        about="Label Studio: a JSON list of tasks, with the labeling configuration beside it",
+        about="Label Studio: a JSON list of tasks, with the labeling configuration next to it",
         columns=("data",), is_it="label_studio:is_label_studio",
         read="label_studio:from_label_studio", write_items="label_studio:write_label_studio",
     ),

@@ -45,7 +45,7 @@ CELLS = (48, 48, 24)
 LEAST_WEIGHT = 1e-4
 """Of the likeliest value of a parameter: less likely ones are left out of the next grid."""
 COIN_ERRORS = 1.96
-"""Standard errors of a coin within which an accuracy is not told apart from one: the 95 % interval by Wilson's score holds 1/2."""
+"""Standard errors of a coin within which an accuracy does not differ from one: the 95 % interval by Wilson's score holds 1/2."""
 UNBELIEVABLE = 4.0
 """Standard errors by which a measured accuracy may lie above what the held-out labels allow."""
 
@@ -248,7 +248,7 @@ def _check(points: Sequence[MeasuredAccuracy], label_accuracy: float) -> None:
     if all(point.may_be_a_coin for point in points):
         said = ", ".join(f"{point.accuracy:g} after {point.pairs:,} pairs of {point.held_out:,}" for point in points)
         raise ConfigError(
-            f"None of the accuracies ({said} held-out ones) is told apart from a coin's 0.5, so there is no curve to draw. The models "
+            f"None of the accuracies ({said} held-out ones) differs from a coin's 0.5, so there is no curve to draw. The models "
             "learned nothing yet: most often learning_rate is too small or the steps are too few. Choose a rate that works, train "
             "the same number of steps (max_steps) at every size, and measure on more held-out pairs if it stays so."
         )

@@ -37,7 +37,7 @@ class MadeFrom:
     @property
     def key(self) -> str:
         """16 hex digits; equal where everything is."""
-        # Where a file lies is told by the settings, if by anything; here only what is in it counts.
+        # The settings say where a file is, if by anything; here only what is in it counts.
         parents = {k: v if v.startswith(STAGE_INPUT) else v.rpartition("@")[2] for k, v in self.parents.items()}
         text = json.dumps({**asdict(self), "parents": parents}, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -152,7 +152,7 @@ def content_hash(path: Path) -> str:
 
 
 def plain_numbers(value: Any) -> Any:
-    """The same with Python's own numbers in the place of numpy's and torch's, inside mappings and lists too."""
+    """The same with Python's own numbers instead of numpy's and torch's, inside mappings and lists too."""
     if isinstance(value, Mapping):
         return {name: plain_numbers(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -38,7 +38,7 @@ DECIDES_NOTHING = (
     "training/progress.py",
     "training/trackers.py",
 )
-"""Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
+"""Settings are in the key by their values; the others decide when a run ends or how a thing is reported or written, not what it is."""
 
 
 def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
@@ -75,7 +75,7 @@ def code_of_modules(modules: tuple[str, ...]) -> dict[str, str]:
     files = import_closure(file for module in modules if (file := file_of_module(module)) is not None)
     files |= {
         source for file in files for source in file.parent.glob("*.[ch]")
-    }  # a module compiles what stands beside it
+    }  # a module compiles the C files next to it
     names = {file.relative_to(ROOT).as_posix(): file for file in files}
     return {
         name: hashlib.sha256(names[name].read_bytes()).hexdigest()[:16]
@@ -111,7 +111,7 @@ def source_of_function(text: str) -> Path | None:
 def files_of_function(text: str) -> list[Path]:
     """``source_of_function``, and what it imports from its own folder or its own package, at any depth: all of it decides.
 
-    What comes from the standard library and installed packages is told by their versions.
+    What comes from the standard library and installed packages is covered by their versions.
     """
     first = source_of_function(text)
     found: list[Path] = []
@@ -125,7 +125,7 @@ def files_of_function(text: str) -> list[Path]:
 
 
 def _neighbors(file: Path) -> Iterator[Path]:
-    """Modules beside a file that it imports, by absolute name or relative to itself."""
+    """Modules in the folder of a file that it imports, by absolute name or relative to itself."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except (OSError, ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""The loop from Python with models handed over: fine-tune, train judges, optimize the policy, save what came of it.
+"""The loop from Python with models passed in: fine-tune, train judges, optimize the policy, save what came of it.
 
     from rlhf import RLHFOrchestrator
     loop = RLHFOrchestrator("./my-model", output_dir="runs/mine")

@@ -219,7 +219,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
 
 
 def check_prompts_of_steps(rows: Rows, train: MapData, held_out: Sequence[Group]) -> None:
-    """Refuse at the door what would stop KTO with ``reference_point: step`` at some step.
+    """Refuse before the first step what would stop KTO with ``reference_point: step`` at some step.
 
     Args:
         rows: What the steps take.

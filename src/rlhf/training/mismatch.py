@@ -137,7 +137,7 @@ class Mismatch:
             )
         if (left := self._left_by_own_weights(rollout, asked)) is not None and left <= FITS * gap:
             return (
-                f"rounding: with the policy's own weights in the place of the copy that engine.weights asks for, the gap is {left:.2g}. "
+                f"rounding: with the policy's own weights instead of the copy that engine.weights asks for, the gap is {left:.2g}. "
                 "Take a copy of more bits (bfloat16), or `weights: same`; or raise the limit."
             )
         if (left := self._left_by_a_new_start(rollout, asked)) is not None and left <= FITS * gap:

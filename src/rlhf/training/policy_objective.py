@@ -45,7 +45,7 @@ def policy_losses(
         batch: With the token columns ``advantages``, ``old_logprobs`` where a rollout is more than one step (see ``old_or_own``),
             and ``importance_weights`` where sampler and trainer differ.
         formula: The loss, such as ``rlhf.config.policy_losses.POLICY_LOSSES["clip"]``.
-        arguments: Its bounds: the formula's keywords beside the tensors.
+        arguments: Its bounds: the formula's keywords in addition to the tensors.
 
     Returns:
         [M].

@@ -1,4 +1,4 @@
-"""What reward modeling reads beside tokens: the columns of judged rows, checked, as numbers for each completion.
+"""What reward modeling reads in addition to tokens: the columns of judged rows, checked, as numbers for each completion.
 
 Every loss has its rows: pairs (with strength, label probability or margin), pairs and ties, rankings, ratings, verdicts.
 """

@@ -47,7 +47,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
 
     @override
     def prepare(self) -> None:
-        """The rows are checked, and the model gets what its loss learns beside the scores."""
+        """The rows are checked, and the model gets what its loss learns in addition to the scores."""
         config = self.config
         for data in (self.train_data, self.eval_data):
             if isinstance(data, MapData):
@@ -74,7 +74,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
 
     @override
     def modules(self) -> Sequence[TrainedModule]:
-        """The members, each with its own gradient norm, and beside each what its loss learns."""
+        """The members, each with its own gradient norm, each followed by what its loss learns."""
         members = list(self.model.members)
         names = ["reward"] if len(members) == 1 else [f"member-{number}" for number in range(len(members))]
         rate = self.config.learning_rate

@@ -45,7 +45,7 @@ class RolloutCollector:
         return engine_figures(self.engine) if self.ahead is None else self.ahead.figures
 
     def first_round(self, prompts: Sequence[Prompt], rollout_index: int) -> Rollout:
-        """Completions of the prompts that a rollout begins with: sampled now, or beside the training on the rollout before where
+        """Completions of the prompts that a rollout begins with: sampled now, or during the training on the rollout before where
         ``async_rollouts`` says so."""
         if self.ahead is not None:
             return self.ahead.take(prompts, rollout_index=rollout_index)

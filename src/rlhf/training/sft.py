@@ -32,7 +32,7 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
 
     @override
     def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
-        """One step, in micro-batches; each row knows the seed of its noise, whatever lies beside it."""
+        """One step, in micro-batches; each row knows the seed of its noise, whatever else is in the batch."""
         for batches in super().steps(phase, experience):
             noisy = self.config.neftune_alpha is not None
             yield [with_noise_seeds(batch, self.config.seed, phase) for batch in batches] if noisy else batches

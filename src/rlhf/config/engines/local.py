@@ -47,7 +47,7 @@ class LocalEngineConfig(EngineConfig):
     compiled: bool = False
     """Do a decoding step's norms, rotations, attention and drawing in C, in bfloat16 on a processor with AMX its matrix products too, which a
     compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes at the first rollout: for models of Llama's shape on a CPU, others are
-    sampled from as ever. Sums are added up in another order, so a
+    sampled from without it. Sums are added up in another order, so a
     completion may differ where its random number lies within rounding of the boundary between two tokens. Not with `speculate`."""
 
     @property

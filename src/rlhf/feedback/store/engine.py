@@ -174,7 +174,7 @@ def _make_safe(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
-        # a writer takes its turn at the door; one that began as a reader could not become a writer behind another's back
+        # a writer waits for its turn before it begins; one that began as a reader could not become a writer behind another's back
         connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get(READ_ONLY) else "BEGIN IMMEDIATE")
 
 

@@ -1,4 +1,4 @@
-"""Between rows of tables and what the store gives and takes: what goes in comes out, or is refused at the door."""
+"""Between rows of tables and what the store gives and takes: what goes in comes out, or is refused on input."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def check_origin(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Of anyone who sent a request; behind a proxy that we were told of, what the proxy says (uvicorn puts it there)."""
+    """Of anyone who sent a request; behind a proxy named in the settings, what the proxy says (uvicorn puts it there)."""
     return request.client.host if request.client else "?"
 
 
@@ -354,7 +354,7 @@ def password_is_right(secret_hash: str | None, password: str) -> bool:
 
 
 class _Turn:
-    """Hashing in turn: a crowd at the door must not take all memory."""
+    """Hashing in turn: many sign-ins at once must not take all memory."""
 
     def __enter__(self) -> None:
         if not _HASHING.acquire(timeout=HASHING_SECONDS):

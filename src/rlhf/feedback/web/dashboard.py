@@ -108,8 +108,8 @@ def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(
 def report(desk: Annotated[Desk, Depends(the_desk)]) -> JSONResponse:
     """For programs."""
     view = desk.view()
-    told = {"at": view.at.isoformat(), "skipped": asdict(view.skipped), **to_dict(view.findings)}
-    return JSONResponse(told, headers={"Cache-Control": "no-store"})
+    answer = {"at": view.at.isoformat(), "skipped": asdict(view.skipped), **to_dict(view.findings)}
+    return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
 
 def percent(share: float) -> str:

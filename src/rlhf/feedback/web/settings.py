@@ -122,7 +122,7 @@ def key_file(engine: Engine) -> Path:
 def signing_key(engine: Engine, file: Path | None = None) -> bytes:
     """The store's signing key; made at the first call, readable for its owner alone.
 
-    A key beside a file is that store's. For a store on a server the key is looked for in a folder that may be the wrong one, so
+    A key next to a file is that store's. For a store on a server the key is looked for in a folder that may be the wrong one, so
     there the store itself says which key it is.
 
     Raises:

@@ -89,7 +89,7 @@ def _as_code(value: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def markdown_html(text: str) -> Markup:
-    """Markdown as HTML that can do nothing but be read.
+    """Markdown as HTML that can only be read.
 
     A line break stays one, and so does the indentation of a line: in steps, verse, dialogues and code without a fence they are part of
     what is judged. Links stand as their text followed by their address, images as their description and address; neither can be

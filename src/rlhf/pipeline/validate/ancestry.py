@@ -14,7 +14,8 @@ from typing import Any
 
 from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import RewardBase, training_rewards_of
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import training_rewards_of
 from rlhf.config.schema import stage_classes
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage

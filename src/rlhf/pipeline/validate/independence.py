@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf.config.reasoning_stages import PassAtKStage
-from rlhf.config.rewards import RewardBase, training_rewards_of
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import training_rewards_of
 from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, PolicyStage, Stage, stage_adapter
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (

@@ -43,7 +43,7 @@ class Alarm:
     """Newest step whose weights showed nothing yet, where it is not the step before."""
 
     def fields(self) -> dict[str, Any]:
-        """For ``TrainingLogger.alarm``, beside message and step."""
+        """For ``TrainingLogger.alarm``, in addition to message and step."""
         return {
             "guard": self.guard,
             "metric": self.metric,
