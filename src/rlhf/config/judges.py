@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names, TextOrFile, apply_overrides
 from rlhf.config.rewards import FUNCTION, REWARD_KINDS

@@ -67,9 +67,13 @@ class ComparingFunction:
         try:
             found = list(self.function(**given, **self.arguments))
         except Exception as err:
-            raise RewardError(f"The judge {self.name} failed on {len(pairs)} pairs: {type(err).__name__}: {text_of(err)}.") from err
+            raise RewardError(
+                f"The judge {self.name} failed on {len(pairs)} pairs: {type(err).__name__}: {text_of(err)}."
+            ) from err
         if len(found) != len(pairs):
-            raise RewardError(f"The judge {self.name} returned {len(found)} outcomes for {len(pairs)} pairs; it must return one for each.")
+            raise RewardError(
+                f"The judge {self.name} returned {len(found)} outcomes for {len(pairs)} pairs; it must return one for each."
+            )
         return told([self._vote(outcome, place) for place, outcome in enumerate(found)], on_vote)
 
     def _vote(self, outcome: Any, place: int) -> Vote:
@@ -98,7 +102,9 @@ def function_judge(
     if "first" in takes and "second" in takes:
         return ComparingFunction(function, name=name, arguments=arguments)
     identity = {"type": "function", **function_identity(function), "arguments": dict(arguments or {})}
-    return ScoreJudge(scorer_of(function, name=name, arguments=arguments), identity=identity, tie_band=tie_band, name=name)
+    return ScoreJudge(
+        scorer_of(function, name=name, arguments=arguments), identity=identity, tie_band=tie_band, name=name
+    )
 
 
 def function_identity(function: Callable[..., Any]) -> dict[str, Any]:

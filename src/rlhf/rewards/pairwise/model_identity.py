@@ -8,7 +8,15 @@ from typing import Any
 from rlhf.files import sha256_once
 from rlhf.rewards.pairwise.votes import digest
 
-DECIDING = ("*.safetensors", "*.bin", "config.json", "adapter_config.json", "tokenizer*.json", "*.model", "chat_template*")
+DECIDING = (
+    "*.safetensors",
+    "*.bin",
+    "config.json",
+    "adapter_config.json",
+    "tokenizer*.json",
+    "*.model",
+    "chat_template*",
+)
 """Files of a model's folder that decide what it says."""
 
 

@@ -18,4 +18,6 @@ def build_reward_model_judge(config: RewardModelJudgeConfig) -> ScoreJudge:
     scorer = LearnedReward(folder, on_error="report")
     scorer.lengths.cuts = True
     identity: dict[str, Any] = {"type": "reward_model", **model_identity(folder)}
-    return ScoreJudge(scorer, identity=identity, tie_band=config.tie_band, name=config.name or f"reward model {config.path}")
+    return ScoreJudge(
+        scorer, identity=identity, tie_band=config.tie_band, name=config.name or f"reward model {config.path}"
+    )

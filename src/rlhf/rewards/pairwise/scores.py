@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.data.contracts import Prompt
+from rlhf.errors import ConfigError
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.pairwise.templates import as_text
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote, told
@@ -35,6 +36,16 @@ class ScoreJudge:
         self.tie_band = tie_band
         self.name = name or scorer.name
         self.identity = {**identity, "tie_band": tie_band}
+
+    def with_tie_band(self, tie_band: float) -> ScoreJudge:
+        """The same with another band.
+
+        Raises:
+            ConfigError: It is below 0.
+        """
+        if not tie_band >= 0:
+            raise ConfigError(f"The tie band is {tie_band}; give 0 or more, in units of the judge's score.")
+        return ScoreJudge(self.scorer, identity=self.identity, tie_band=tie_band, name=self.name)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``.
@@ -71,7 +82,9 @@ class ScoreJudge:
         return Vote(first=1.0 if difference > 0 else 0.0, said=f"{first[0]:.6g} to {second[0]:.6g}")
 
 
-def scorer_of(function: Callable[..., Any], *, name: str | None = None, arguments: Mapping[str, Any] | None = None) -> Scorer:
+def scorer_of(
+    function: Callable[..., Any], *, name: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> Scorer:
     """A function of the standard signature as a scorer; of verdicts that are mappings their ``score``."""
 
     @functools.wraps(function)

@@ -99,7 +99,9 @@ def load_template(name: str) -> JudgeTemplate:
             f"({type(err).__name__}).{did_you_mean(name, TEMPLATES)}"
         ) from None
     if missing := [place for place in NEEDED if f"{{{place}}}" not in text]:
-        raise ConfigError(f"template: {path} has no {{{missing[0]}}}; a judge's prompt holds {{prompt}}, {{first}} and {{second}}.")
+        raise ConfigError(
+            f"template: {path} has no {{{missing[0]}}}; a judge's prompt holds {{prompt}}, {{first}} and {{second}}."
+        )
     return JudgeTemplate(name=path.name, version=0, text=text)
 
 
