@@ -152,7 +152,8 @@ class Comparison:
         if self.unparsed:
             reason = max(self.unparsed_reasons, key=lambda why: self.unparsed_reasons[why])
             found.append(
-                f"{self.unparsed:,} of {self.asked:,} verdicts could not be read ({reason}); they are left out, and are neither ties nor losses."
+                f"{self.unparsed:,} of {self.asked:,} verdicts could not be read ({reason}); they are left out, "
+                "and are neither ties nor losses."
             )
         if self.position is not None and self.position.is_biased:
             rate = self.position.first_rate
