@@ -37,5 +37,9 @@ def pair_votes(place: str) -> Iterator[tuple[Text, str, str, float]]:
                 outcome = 0.5 if grade == 0 else float(grade > 0)
             else:
                 continue
-            first, second = (text if isinstance(text, str) else str(text[-1]["content"]) for text in task.responses)
+            first, second = (_plain(response.text) for response in task.responses)
             yield task.prompt, first, second, outcome
+
+
+def _plain(text: Text) -> str:
+    return text if isinstance(text, str) else str(text[-1]["content"])

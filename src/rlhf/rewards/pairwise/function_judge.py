@@ -96,9 +96,9 @@ def function_judge(
 ) -> ScoreJudge | ComparingFunction:
     """A judge of a function: one that takes ``first`` and ``second`` compares, any other scores."""
     try:
-        takes = inspect.signature(function).parameters
+        takes = set(inspect.signature(function).parameters)
     except ValueError:  # some builtins have no signature
-        takes = {}
+        takes = set()
     if "first" in takes and "second" in takes:
         return ComparingFunction(function, name=name, arguments=arguments)
     identity = {"type": "function", **function_identity(function), "arguments": dict(arguments or {})}

@@ -101,6 +101,7 @@ def judge_hash(judge: PairwiseJudge) -> str:
 
 def told(votes: Sequence[Vote], on_vote: OnVote | None) -> list[Vote]:
     """All verdicts of a judge that gives them at once."""
-    for place, vote in enumerate(votes) if on_vote is not None else ():
-        on_vote(place, vote)
+    if on_vote is not None:
+        for place, vote in enumerate(votes):
+            on_vote(place, vote)
     return list(votes)

@@ -161,15 +161,15 @@ def test_votes_of_a_preference_store(tmp_path):
     from rlhf.feedback.items import ItemJudgment
     from rlhf.feedback.store import PreferenceStore
     from rlhf.feedback.store.record import record_judgments
-    from rlhf.feedback.store.values import Task, TaskKind
+    from rlhf.feedback.store.values import Response, Task, TaskKind
 
     place = str(tmp_path / "votes.db")
     with PreferenceStore(place) as store:
         store.add_tasks(
             [
-                Task(id="1", kind=TaskKind.PAIRWISE, prompt="p", responses=["aaa", "b"]),
-                Task(id="2", kind=TaskKind.GRADED5, prompt="q", responses=["x", "y"]),
-                Task(id="3", kind=TaskKind.BINARY, prompt="r", responses=["x"]),
+                Task(id="1", kind=TaskKind.PAIRWISE, prompt="p", responses=[Response(text="aaa"), Response(text="b")]),
+                Task(id="2", kind=TaskKind.GRADED5, prompt="q", responses=[Response(text="x"), Response(text="y")]),
+                Task(id="3", kind=TaskKind.BINARY, prompt="r", responses=[Response(text="x")]),
             ]
         )
         values = {"1": {"preference": "a"}, "2": {"grade": -2}, "3": {"label": True}}
@@ -178,26 +178,72 @@ def test_votes_of_a_preference_store(tmp_path):
     assert [v.first for v in judge.votes([PAIR, Pair(prompt="q", first="x", second="y")])] == [1.0, 0.0]
 
 
-def test_a_reward_model_and_a_local_model_judge(tmp_path):
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A language model, and a reward model made of it."""
     from rlhf.models.policy import PolicyModel
     from rlhf.models.reward import RewardModel
     from tests.fixtures.tiny import build_llama, build_tokenizer
 
+    folder = tmp_path_factory.mktemp("models")
     tokenizer = build_tokenizer()
-    folder = tmp_path / "lm"
-    build_llama(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.model_max_length = 4096
-    tokenizer.save_pretrained(folder)
-    policy = PolicyModel.from_pretrained(str(folder))
-    RewardModel.from_policy(policy).save(tmp_path / "rm") if hasattr(RewardModel, "from_policy") else None
+    build_llama(vocab_size=len(tokenizer)).save_pretrained(folder / "lm")
+    tokenizer.save_pretrained(folder / "lm")
+    RewardModel.from_policy(PolicyModel.from_pretrained(str(folder / "lm"))).save_pretrained(folder / "rm")
+    return folder
+
+
+def test_a_reward_model_judges_by_its_scores_and_its_band(models):
+    from rlhf.models.reward import RewardModel
+    from rlhf.rewards.learned import LearnedReward
+
+    path = str(models / "rm")
+    first, second = LearnedReward(RewardModel.from_pretrained(path))(["p", "p"], ["aaa", "b"])
+    assert first != second
+    assert first_of({"type": "reward_model", "path": path, "tie_band": 0}) == float(first > second)
+    assert first_of({"type": "reward_model", "path": path, "tie_band": 2 * abs(first - second)}) == 0.5
+    assert build_judge(path).tie_band == 0.1, "a folder stands for a reward model"
+
+
+def test_a_local_model_that_says_nothing_that_can_be_read_has_no_verdict(models, tmp_path):
     template = tmp_path / "short.txt"
     template.write_text("{prompt} {first} {second}")
-    judge = build_judge(
-        {"type": "local", "path": str(folder), "max_tokens": 4, "template": str(template)}, cache=tmp_path / "v.jsonl"
-    )
+    settings = {"type": "local", "path": str(models / "lm"), "max_tokens": 4, "template": str(template)}
+    judge = build_judge(settings, cache=tmp_path / "v.jsonl")
     votes = judge.votes([PAIR, PAIR.swapped()])
-    assert [v.first for v in votes] == [None, None], "random weights say nothing that can be read"
-    assert judge.judge.identity == build_judge({"type": "local", "path": str(folder), "max_tokens": 4, "template": str(template)}).identity
-    again = build_judge({"type": "local", "path": str(folder), "max_tokens": 4, "template": str(template)}, cache=tmp_path / "v.jsonl")
+    assert [v.first for v in votes] == [None, None]
+    again = build_judge(settings, cache=tmp_path / "v.jsonl")
     assert again.votes([PAIR]) == votes[:1]
     assert "model" not in vars(again.judge), "it is not even loaded where all verdicts are there"
+
+
+def test_a_local_model_s_words_are_read_as_those_of_an_endpoint(models, monkeypatch):
+    from types import SimpleNamespace
+
+    from rlhf.models.policy import PolicyModel
+
+    seen = []
+
+    def generate(self, prompts, **settings):
+        seen.extend(prompts)
+        return [[SimpleNamespace(text="so\n[[B]]", truncated=place == 1)] for place, _ in enumerate(prompts)]
+
+    monkeypatch.setattr(PolicyModel, "generate", generate)
+    judge = build_judge({"type": "local", "path": str(models / "lm")})
+    assert [v.first for v in judge.votes([PAIR, PAIR])] == [0.0, None]
+    assert seen[0][0]["role"] == "user", "its chat template is used"
+
+
+def test_a_copy_of_a_model_is_the_same_judge_and_other_weights_are_another(models, tmp_path):
+    import shutil
+
+    def identity(folder):
+        return judge_hash(build_judge({"type": "local", "path": str(folder)}))
+
+    copy = shutil.copytree(models / "lm", tmp_path / "copy")
+    assert identity(copy) == identity(models / "lm")
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    assert identity(copy) != identity(models / "lm")
