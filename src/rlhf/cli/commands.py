@@ -44,6 +44,7 @@ def _click_command(name: str, implementation: Any, *, panel: str | None, takes_s
 COMMANDS = {
     "run": Entry("run:run", "The loop", takes_settings=True),
     "evaluate": Entry("evaluate:evaluate", "Look", takes_settings=True),
+    "compare": Entry("compare_models:compare", "Look", takes_settings=True),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),
