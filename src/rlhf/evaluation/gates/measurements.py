@@ -116,7 +116,7 @@ class StageAlarms:
 
     stage: str
     watched: Sequence[str]
-    """Names of guards and detectors that were on."""
+    """Names of guards and detectors that were on and had a metric to look at."""
     alarms: Sequence[Mapping[str, Any]] = ()
     """Each with ``guard``, ``step`` and ``message``."""
 
@@ -183,7 +183,7 @@ class Measurements:
 
 def undecided(why: str) -> Ruling:
     """Nothing can be said."""
-    return Ruling(decision=Decision.UNDECIDED, reason=f"{why[:1].upper()}{why[1:].removesuffix('.')}.")
+    return Ruling(decision=Decision.UNDECIDED, reason=f"Not known: {why.removesuffix('.')}.")
 
 
 def estimate_of(found: Mapping[str, Any] | None) -> Estimate | None:

@@ -28,7 +28,7 @@ def no_alarm(requirement: NoAlarm, found: Measurements, confidence: float) -> Ru
             evidence=evidence,
         )
     if blind := [name for name in asked if name not in stage.watched]:
-        return undecided(f"{stage.stage} was trained without {', '.join(blind)} watching, so silence says nothing")
+        return undecided(f"{', '.join(blind)} did not watch {stage.stage} (off, or without a metric there), so silence says nothing")
     if not asked:
         return undecided(f"no guard watched {stage.stage}, so silence says nothing")
     return Ruling(decision=Decision.PASS, reason=f"{stage.stage}: none of {', '.join(asked)} raised an alarm.", evidence=evidence)

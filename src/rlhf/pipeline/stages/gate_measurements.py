@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rlhf.config.gates import GateStage
 from rlhf.config.requirements import NoAlarm, metric_of
+from rlhf.config.stages import stage_adapter
+from rlhf.config.yaml_text import read_yaml
 from rlhf.data.contracts import Prompt
-from rlhf.errors import RewardError
+from rlhf.errors import RewardError, RLHFError
 from rlhf.evaluation.evaluate_model import load_metrics, measure, with_baseline
 from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, StageAlarms, SuiteMeasurement, Values
 from rlhf.evaluation.intervals import finite_or_none
@@ -22,6 +26,7 @@ from rlhf.evaluation.model_evaluation import ModelEvaluation
 from rlhf.evaluation.records import SHARE
 from rlhf.evaluation.suites.suite import Suite, load_suite
 from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
+from rlhf.formatting import mapping
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.archive import events_of
@@ -33,6 +38,8 @@ from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.pipeline.stages.judging import open_judge
 from rlhf.rollout.engines import build_engine
 from rlhf.training.log import EVENTS, read_jsonl
+from rlhf.training.monitoring.guard_rules import WATCHES
+from rlhf.training.monitoring.hacking.table import DETECTORS
 
 NO_RECORD = "no rlhf run recorded how it was trained"
 
@@ -76,28 +83,46 @@ def measure_contenders(stage: GateStage, at: StageContext, contenders: Contender
 def stage_alarms(folder: Path) -> StageAlarms | str:
     """What the guards of the stage in a folder said; or why nothing is known."""
     artifact = Artifact.read(folder)
-    if artifact is None or artifact.settings is None:
+    if artifact is None:
         return NO_RECORD
-    events = events_of(read_jsonl(folder.parent / EVENTS), artifact.stage)
+    run = folder.parent
+    events = events_of(read_jsonl(run / EVENTS), artifact.stage)
     if not any(event.get("event") == "stage_start" for event in events):
-        return f"its log, {folder.parent / EVENTS}, says nothing of the stage {artifact.stage}"
+        return f"its log, {run / EVENTS}, says nothing of the stage {artifact.stage}"
+    try:
+        settings = mapping(mapping(read_yaml(run / "recipe.yaml").get("stages")).get(artifact.stage))
+        stage = stage_adapter().validate_python({"seed": 0, **settings})
+    except (RLHFError, ValidationError, OSError) as err:
+        return f"the settings of the stage {artifact.stage} can't be read: {err}"
+    logged = {name for event in events for name in mapping(event.get("metrics"))}
     alarms = [
         {key: event.get(key) for key in ("guard", "step", "metric", "message")}
         for event in events
         if event.get("event") == "alarm" and event.get("guard")
     ]
-    return StageAlarms(stage=artifact.stage, watched=_watched(artifact.settings), alarms=alarms)
+    return StageAlarms(stage=artifact.stage, watched=watching(stage, logged), alarms=alarms)
 
 
-def _watched(settings: Mapping[str, Any]) -> list[str]:
-    """Names of guards and detectors that were not off."""
+def watching(stage: Any, logged: Collection[str]) -> list[str]:
+    """Guards and detectors that were on and had something to look at.
+
+    Args:
+        stage: Settings of a training stage.
+        logged: Names of the metrics that it logged.
+    """
+
+    def seen(metric: str) -> bool:
+        return any(name == metric or name.endswith(f"/{metric}") for name in logged)
+
     found = []
-    for section in (settings.get("guards"), settings.get("hacking")):
-        if not isinstance(section, Mapping):
-            continue
-        for name, own in section.items():
-            if isinstance(own, Mapping) and "action" in own and (own["action"] or section.get("action")) != "off":
-                found.append(str(name))
+    guards, hacking = getattr(stage, "guards", None), getattr(stage, "hacking", None)
+    if guards is not None:
+        for name in guards.of_each():
+            looks_at = [metric for metric, _ in WATCHES.get(name, ())]
+            if guards.action_of(name) != "off" and (any(map(seen, looks_at)) if looks_at else bool(logged)):
+                found.append(name)
+    if hacking is not None:
+        found += [name for name in hacking.of_each() if hacking.action_of(name) != "off" and seen(DETECTORS[name].metric)]
     return found
 
 
