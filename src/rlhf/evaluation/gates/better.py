@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf.config.requirements import Better
 from rlhf.evaluation.decision import Ruling
 from rlhf.evaluation.gates.intervals_of_metrics import interval_above
-from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, undecided
+from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, minus_neutral, undecided
 from rlhf.evaluation.noninferiority import mean_above
 
 
@@ -24,12 +24,14 @@ def better(requirement: Better, found: Measurements, confidence: float) -> Rulin
     if isinstance(measured, MetricMeasurement) and not measured.candidate:
         gain = measured.estimate if measured.compares else measured.gain
         return interval_above(measured.name, gain, measured.neutral + sign * requirement.by, sign=sign)
-    compares = isinstance(measured, MetricMeasurement) and measured.compares
-    pairs = measured.pairs(compared=not compares)
+    if isinstance(measured, MetricMeasurement) and measured.compares:
+        pairs = measured.pairs(compared=False)
+        if pairs.obstacle:
+            return undecided(pairs.obstacle)
+        gains = sign * (pairs.candidate - measured.neutral)
+        return minus_neutral(mean_above(gains, requirement.by, confidence=level, largest=pairs.largest), measured)
+    pairs = measured.pairs(compared=True)
     if pairs.obstacle:
         return undecided(pairs.obstacle)
-    if isinstance(measured, MetricMeasurement) and compares:
-        gains = pairs.candidate - measured.neutral
-    else:
-        gains = pairs.candidate - pairs.champion
-    return mean_above(sign * gains, requirement.by, confidence=level, largest=pairs.largest)
+    gains = sign * (pairs.candidate - pairs.champion)
+    return mean_above(gains, requirement.by, confidence=level, largest=pairs.largest)

@@ -93,9 +93,16 @@ def _corrected(rulings: Mapping[str, Ruling], confidence: float) -> dict[str, Ru
     return found
 
 
+def _numbers(ruling: Ruling) -> str:
+    """`` (0.72 [0.68, 0.76])``; empty where there are none."""
+    found = ruling.evidence
+    numbers = [found.get("value", found.get("difference")), found.get("low"), found.get("high")]
+    return "" if None in numbers else " ({:.3g} [{:.3g}, {:.3g}])".format(*numbers)
+
+
 def _reason(decision: Decision, counted: Mapping[str, Ruling], measurements: Measurements) -> str:
     if decision is Decision.PASS:
         first = "" if measurements.has_champion else " It is the first champion: there was none to compare with."
-        names = ", ".join(counted)
+        names = ", ".join(f"{name}{_numbers(ruling)}" for name, ruling in counted.items())
         return f"Met: {names}.{first}" if names else "There was no champion to compare with, and nothing else was required."
     return " ".join(f"{name}: {ruling.reason}" for name, ruling in counted.items() if ruling.decision is decision)

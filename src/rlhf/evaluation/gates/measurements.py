@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -179,6 +179,12 @@ class Measurements:
             )
         except (KeyError, TypeError, AttributeError) as err:
             raise DataError(f"These are no measurements of a gate: {err!r}. Give the gate.json that a gate wrote.") from err
+
+
+def minus_neutral(ruling: Ruling, measured: MetricMeasurement) -> Ruling:
+    """The same, told of a metric that compares by itself: its difference is from the value where neither is better."""
+    reason = ruling.reason.replace("The difference", f"{measured.name} minus {measured.neutral:g}", 1)
+    return replace(ruling, reason=reason)
 
 
 def undecided(why: str) -> Ruling:

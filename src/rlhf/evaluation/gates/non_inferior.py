@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf.config.requirements import NonInferior
 from rlhf.evaluation.decision import Ruling
 from rlhf.evaluation.gates.intervals_of_metrics import interval_above
-from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, undecided
+from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, minus_neutral, undecided
 from rlhf.evaluation.noninferiority import mean_above, noninferiority
 
 
@@ -31,7 +31,8 @@ def non_inferior(requirement: NonInferior, found: Measurements, confidence: floa
             pairs = measured.pairs(compared=False)
             if pairs.obstacle:
                 return undecided(pairs.obstacle)
-            return mean_above(sign * (pairs.candidate - measured.neutral), -margin, confidence=confidence, largest=pairs.largest)
+            gains = sign * (pairs.candidate - measured.neutral)
+            return minus_neutral(mean_above(gains, -margin, confidence=confidence, largest=pairs.largest), measured)
     pairs = measured.pairs(compared=True)
     if pairs.obstacle:
         return undecided(pairs.obstacle)
