@@ -45,6 +45,7 @@ COMMANDS = {
     "run": Entry("run:run", "The loop", takes_settings=True),
     "evaluate": Entry("evaluate:evaluate", "Look", takes_settings=True),
     "compare": Entry("compare_models:compare", "Look", takes_settings=True),
+    "gate": Entry("gate:gate", "Look", takes_settings=True),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),
@@ -57,6 +58,7 @@ COMMANDS = {
     "data": Entry("data:app"),
     "debug": Entry("debug:app", "Look"),
     "runs": Entry("runs:app"),
+    "registry": Entry("registry:app"),
     "feedback": Entry("feedback:app", "The human side"),
 }
 """In the order of `rlhf --help`. The commands of one stage, such as `rlhf sft`, come after `run`: ``rlhf.cli.run.stages_with_commands``."""

@@ -175,7 +175,7 @@ def _marker(annotation: Any) -> Names | None:
 
 
 SHORT_FORMS = {
-    **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher"), "path"),
+    **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher", "candidate"), "path"),
     "engine": "kind",
     "environment": "factory",
     **dict.fromkeys(("data", "prompts"), "path"),

@@ -66,6 +66,8 @@ class StageConfig(Kind, MethodHints):
     trainer: ClassVar[str] = ""
     """``module:Class`` of what trains the model; empty for stages that leave files. A stage's key follows the code of both."""
     leaves: ClassVar[Literal["policy", "judge", "files"]] = "files"
+    start_key: ClassVar[str] = "model"
+    """Of a stage that leaves a model: the key of the model that it begins with."""
     judges: ClassVar[Literal["completions", "steps"] | None] = None
     """What the model that it leaves gives scores to; None for other stages."""
     samples: ClassVar[bool] = False
@@ -86,8 +88,14 @@ class StageConfig(Kind, MethodHints):
 
     @property
     def trains(self) -> bool:
-        """Whether it leaves a model."""
+        """Whether it leaves a model of its own making."""
         return self.leaves != "files"
+
+    @property
+    def start(self) -> ModelConfig:
+        """The model that a stage which leaves one begins with."""
+        found: ModelConfig = getattr(self, self.start_key)
+        return found
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,20 @@ MIN_SCORED_FRAC = 0.95
 """With fewer of the completions scored, a suite decides nothing: what could not be scored is rarely a random part."""
 REPEAT_CONFIDENCE = 0.99
 """Of the interval by which a model is found to differ from itself."""
+
+
+class AskedSuite(Protocol):
+    """A suite by its name and content: a ``Suite``, or the record of one."""
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """As of ``Suite.fingerprint``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +235,7 @@ def shared_units(before: SuiteRun, after: SuiteRun) -> dict[str, tuple[float, fl
     return {unit: (score, new[unit]) for unit, score in old.items() if unit in new}
 
 
-def obstacles(suite: Suite, before: SuiteRun, after: SuiteRun, again: SuiteRun | None = None) -> str | None:
+def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: SuiteRun | None = None) -> str | None:
     """Why two results can't be compared; None where they can."""
     for run in (before, after):
         if run.fingerprint != suite.fingerprint:

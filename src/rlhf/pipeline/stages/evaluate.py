@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.gates import GateStage
 from rlhf.config.stages import EvaluateStage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.accepted import ACCEPTED
@@ -52,7 +53,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     with whose, at.log.progress(at.name, asks * len(prompts) * stage.samples_per_prompt) as bar:
         inputs = MetricInputs(
             model=policy, prompts=prompts, sampling=stage.sampling, samples_per_prompt=stage.samples_per_prompt, seed=seed,
-            needs=_needs(stage, at, policy, baseline, reward_model, judge), name=called(stage.policy.path),
+            needs=metric_needs(stage, at, policy, baseline, reward_model, judge), name=called(stage.policy.path),
             build_engine=functools.partial(build_engine, config=stage.engine), progress=bar.advance,
         )  # fmt: skip
         if baseline is not None:
@@ -76,8 +77,8 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     return StageOutcome(evaluation.headline(), summary)
 
 
-def _needs(
-    stage: EvaluateStage,
+def metric_needs(
+    stage: EvaluateStage | GateStage,
     at: StageContext,
     policy: PolicyModel,
     baseline: PolicyModel | None,

@@ -260,8 +260,8 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
         if model.stage.kind not in MODEL_STAGES:
             yield Root(f"stage {model.name}")
             return
-        path = model.stage.model.path
-        model = model.behind(path, "model.path") if path is not None else Root("", is_known=True)
+        path = model.stage.start.path
+        model = model.behind(path, f"{model.stage.start_key}.path") if path is not None else Root("", is_known=True)
 
 
 def models_of(spec: RewardBase, place: str, owner: Made) -> list[Made | Root]:
