@@ -24,7 +24,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", 
 OUTCOMES = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl", "gold_before", "gold_after")
 EVALUATED = ("policy", "baseline", "judge", "verdict", "verdict_title", "verdict_reasons")
 """What an evaluation compared, and what it found, in words."""
-ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action")
+ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action", "false_alarms")
 
 
 def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
