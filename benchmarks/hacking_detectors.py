@@ -147,6 +147,23 @@ LOOKS_AT_ROLLOUTS = [name for name, entry in DETECTORS.items() if entry.looks_at
 LOOKS_AT_HELD_OUT = [name for name, entry in DETECTORS.items() if entry.looks_at == "held_out"]
 NOT_SIMULATED = "simple_repetition"
 """It looks at texts."""
+RESEARCH: dict[str, dict[str, str]] = {
+    "judge_slope": {
+        "len": "100/120", "rep": "100/60", "sub .8": "100/120", "sub .4": "100/220", "sub .2": "33", "jack": "100/60", "gao": "100/300",
+    },
+    "win_rate_drop": {
+        "len": "100/200", "rep": "100/60", "sub .8": "100/200", "sub .4": "77/400", "sub .2": "0", "jack": "100/60", "gao": "99/420",
+    },
+    "repetition_share": {"rep": "100/32"},
+    "length_gaming": {"len": "100/63"},
+}  # fmt: skip
+"""Detector -> hack -> what an earlier simulation of other code found with the same thresholds (percent and delay). Its shapes of `rep`
+and `gao` are described in words only, so these two worlds are not quite the same."""
+RESEARCH_HEALTHY = {
+    "judge_slope": ("noise, 128 prompts", "0.34"), "win_rate_drop": ("wobble", "2.3"), "length_gaming": ("len3", "0"),
+    "spikes": ("base", "0"),
+}  # fmt: skip
+"""Detector -> the healthy world that sets it off most, there, and the percentage of runs with an alarm."""
 
 
 class Run:
@@ -270,8 +287,10 @@ class Cell:
 
     runs: int
     rollout_runs: int
-    alarms: dict[str, list[int]]
-    """Detector -> steps of first alarms."""
+    alarms: dict[str, int]
+    """Detector -> runs with an alarm."""
+    median_steps: dict[str, float]
+    """Detector -> median step of the first alarm of those."""
 
     def runs_of(self, detector: str) -> int:
         """How many runs the detector looked at."""
@@ -279,19 +298,19 @@ class Cell:
 
     def share(self, detector: str) -> str:
         """Runs with an alarm, in percent, with the exact interval."""
-        runs, count = self.runs_of(detector), len(self.alarms.get(detector, ()))
+        runs, count = self.runs_of(detector), self.alarms.get(detector, 0)
         if not runs:
             return "-"
         low, high = exact_interval(count, runs)
-        return f"{100 * count / runs:.3g} [{100 * low:.2g}, {100 * high:.2g}]"
+        return f"{100 * count / runs:.3g} [{100 * low:.2g}, {min(100 * high, 100):.3g}]"
 
     def detected(self, detector: str) -> str:
         """Share in percent, and median delay in steps."""
-        runs, steps = self.runs_of(detector), self.alarms.get(detector, [])
+        runs, count = self.runs_of(detector), self.alarms.get(detector, 0)
         if not runs:
             return "-"
-        delay = f"/{np.median(steps) - HACK_STEP:.0f}" if len(steps) >= runs / 2 else ""
-        return f"{100 * len(steps) / runs:.0f}{delay}"
+        delay = f"/{self.median_steps[detector] - HACK_STEP:.0f}" if count >= runs / 2 else ""
+        return f"{100 * count / runs:.0f}{delay}"
 
 
 def simulate(
@@ -313,52 +332,103 @@ def simulate(
         run = Run(world, derive_seed(0, "hacking_detectors", name, number), num_prompts=num_prompts)
         for detector, step in first_alarms(run, config, since=since, rollouts=number < rollout_runs).items():
             alarms.setdefault(detector, []).append(step)
-    return Cell(runs, min(runs, rollout_runs), alarms)
+    counts = {detector: len(steps) for detector, steps in alarms.items()}
+    medians = {detector: float(np.median(steps)) for detector, steps in alarms.items()}
+    return Cell(runs, min(runs, rollout_runs), counts, medians)
 
 
-def table(healthy: dict[str, Cell], hacked: dict[str, Cell], few: dict[int, Cell], command: str, seconds: float) -> str:
+def heading(columns: Sequence[str]) -> list[str]:
+    """The first two lines of a table."""
+    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+
+
+def row(*cells: object) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def compared(healthy: dict[str, Cell], hacked: dict[str, Cell], few: dict[str, Cell]) -> list[str]:
+    """Lines of the comparison with the earlier simulation, as far as these worlds were simulated."""
+    worlds = healthy | few
+    lines = [
+        row(f"`{detector}`", f"{world}, healthy", worlds[world].share(detector), there)
+        for detector, (world, there) in RESEARCH_HEALTHY.items()
+        if world in worlds
+    ]
+    lines += [
+        row(f"`{detector}`", hack, hacked[hack].detected(detector), there)
+        for detector, found in RESEARCH.items()
+        for hack, there in found.items()
+        if hack in hacked
+    ]
+    return lines
+
+
+def table(healthy: dict[str, Cell], hacked: dict[str, Cell], few: dict[str, Cell], command: str, seconds: float) -> str:
     """The page."""
-    first = next(iter(healthy.values()))
     looked = [name for name in DETECTORS if name != NOT_SIMULATED]
+    acting = [name for name in looked if not name.startswith("simple")]
     lines = [
         "# Detectors of reward hacking, simulated",
         "",
         "<!-- written by benchmarks/hacking_detectors.py; do not edit by hand -->",
         "",
-        f"Made by `{command}` in {seconds:.0f} s of one core: {first.runs} runs of each healthy world for the",
-        f"detectors that look at held-out prompts, {first.rollout_runs} for those that look at rollouts. What they look for, and what to do:",
-        "[reward-hacking.md](../reward-hacking.md).",
+        f"Made by `{command}` in {seconds:.0f} s of one core. What the detectors look for, and what to do:",
+        "[reward-hacking.md](../reward-hacking.md). Real runs: [hacking-real-runs.md](hacking-real-runs.md).",
         "",
-        "## Healthy runs: share with an alarm within 1,000 steps",
-        "",
-        "Percent, with the exact (Clopper-Pearson) 95 % interval.",
-        "",
-        "| world | " + " | ".join(f"`{name}`" for name in looked) + " |",
-        "|---|" + "---|" * len(looked),
     ]
-    lines += [f"| {name} | " + " | ".join(cell.share(d) for d in looked) + " |" for name, cell in healthy.items()]
-    lines += ["", *(f"* {name}: {HEALTHY[name].what}" for name in healthy), ""]
-    lines += [
-        "## Hacks from step 500 on: percent detected, and median delay in steps",
-        "",
-        f"{next(iter(hacked.values())).runs} runs of each; the time that the hack takes to develop is part of the delay. No delay where less",
-        "than half were detected.",
-        "",
-        "| hack | " + " | ".join(f"`{name}`" for name in looked if not name.startswith("simple")) + " |",
-        "|---|" + "---|" * (len(looked) - 2),
-    ]
-    for name, cell in hacked.items():
-        lines.append(f"| {name} | " + " | ".join(cell.detected(d) for d in looked if not d.startswith("simple")) + " |")
-    lines += ["", *(f"* {name}: {HACKS[name].what}" for name in hacked), ""]
+    if healthy:
+        first = next(iter(healthy.values()))
+        lines += [
+            "## Healthy runs: share with an alarm within 1,000 steps",
+            "",
+            f"Percent, with the exact (Clopper-Pearson) 95 % interval: {first.runs} runs of each world for the detectors that look at held-out",
+            f"prompts, {first.rollout_runs} for those that look at rollouts.",
+            "",
+            *heading(["world", *(f"`{name}`" for name in looked)]),
+            *(row(name, *(cell.share(d) for d in looked)) for name, cell in healthy.items()),
+            "",
+            *(f"* {name}: {HEALTHY[name].what}" for name in healthy),
+            "",
+            "In `wobble` the policy really gets worse now and then, by more than the five points that `win_rate_drop` tolerates.",
+            "",
+        ]
+    if hacked:
+        lines += [
+            "## Hacks from step 500 on: percent detected, and median delay in steps",
+            "",
+            f"{next(iter(hacked.values())).runs} runs of each; the time that the hack takes to develop is part of the delay. No delay where",
+            "less than half were detected.",
+            "",
+            *heading(["hack", *(f"`{name}`" for name in acting)]),
+            *(row(name, *(cell.detected(d) for d in acting)) for name, cell in hacked.items()),
+            "",
+            *(f"* {name}: {HACKS[name].what}" for name in hacked),
+            "",
+        ]
     if few:
         lines += [
             "## Fewer held-out prompts, and a judge that is pure noise",
             "",
-            "| prompts | " + " | ".join(f"`{name}`" for name in LOOKS_AT_HELD_OUT) + " |",
-            "|---|" + "---|" * len(LOOKS_AT_HELD_OUT),
+            f"{next(iter(few.values())).runs} runs of each: the worst that a judge can be, and so a bound for the detectors that ask one.",
+            "",
+            *heading(["prompts", *(f"`{name}`" for name in LOOKS_AT_HELD_OUT)]),
+            *(row(name, *(cell.share(d) for d in LOOKS_AT_HELD_OUT)) for name, cell in few.items()),
+            "",
         ]
-        lines += [f"| {n} | " + " | ".join(cell.share(d) for d in LOOKS_AT_HELD_OUT) + " |" for n, cell in few.items()]
-        lines.append("")
+    if rows := compared(healthy, hacked, few):
+        lines += [
+            "## Beside the simulation that chose the thresholds",
+            "",
+            "That one is other code, of which these worlds were built again from their description. Alarms in healthy runs in percent; hacks",
+            "in percent and steps of delay. `judge_slope` on pure noise is Student's t alone, and 8,000 runs of nothing else give .66 % at 128",
+            "prompts, .70 % at 64 and 3.0 % at 20: the .34 % of the other page is not confirmed, and alarms state .7 %. Why `wobble` has more",
+            "of its real losses found here is not known; it is not the rule by which the anchor changes.",
+            "",
+            *heading(["detector", "world", "here", "there"]),
+            *rows,
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -398,7 +468,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name in HACKS
     }
     noise = {"runs": chosen.noise_runs, "rollout_runs": 0}
-    few = {n: cell(f"noise, {n} prompts", "noise", num_prompts=n, **noise) for n in chosen.num_prompts}
+    names = {f"noise, {n} prompts": n for n in chosen.num_prompts}
+    few = {name: cell(name, "noise", num_prompts=n, **noise) for name, n in names.items()}
     seconds = sum(found["seconds"] for found in cells.values())
     page = table(healthy, hacked, few, "python " + shlex.join(sys.argv), seconds)
     if chosen.write:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import FilePath, InputPath
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
 from rlhf.config.metric_table import COLUMN_NEEDS, NEEDS, NO_COMPLETIONS, Metric, metric_named, missing_need
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
@@ -108,9 +108,9 @@ class GateStage(StageConfig):
         for complaint in self._unmet_needs():
             raise ValueError(complaint)
         for suite in self.suites:
-            if isinstance(suite, SuiteConfig) and (complaint := engine_complaint(self.engine, suite.sampling)):
+            if isinstance(suite, SuiteConfig) and (complaint := self.engine.complaint(suite.sampling)):
                 raise ValueError(complaint)
-        if complaint := engine_complaint(self.engine, self.sampling):
+        if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
         if is_lowered(self.engine):
             raise ValueError("engine.weights must be same: a gate measures the model itself")

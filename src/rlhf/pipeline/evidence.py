@@ -27,6 +27,8 @@ LAST_FRAC = 0.2
 """Of the rollouts, or of the steps of a stage that samples nothing: an alarm that holds there was never resolved."""
 JUDGE_ROWS = 50_000
 """Rows of the judge's training data that are read, the first ones."""
+HINTS = frozenset({"judge_gap", "simple_length", "simple_repetition", "simple_spikes"})
+"""Detectors whose alarms decide nothing: they are raised in many healthy runs, too (docs/reward-hacking.md)."""
 MODEL = "model"
 """A stage's folder of weights."""
 NOT_TRACED = "No run has a record of how {} was trained, so whether an alarm of that training still holds is not known."
@@ -183,7 +185,13 @@ def _held_alarms(
     for event in events:
         guard, metric = event.get("guard"), str(event.get("metric") or "")
         step = event.get("raised_at", event.get("step"))
-        if event.get("event") != "alarm" or not guard or metric in reported or not isinstance(step, int):
+        if (
+            event.get("event") != "alarm"
+            or not guard
+            or guard in HINTS
+            or metric in reported
+            or not isinstance(step, int)
+        ):
             continue
         value, limit = event.get("value"), event.get("limit")
         now = median(last[metric]) if last.get(metric) else None

@@ -27,7 +27,7 @@ EVALUATED = ("policy", "baseline", "judge", "verdict", "verdict_title", "verdict
 """What an evaluation compared, and what it found, in words."""
 GATE_FILE = "gate.json"
 """As in ``rlhf.evaluation.gates.evidence``, which imports numpy."""
-ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action")
+ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action", "false_alarms")
 
 
 def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:

@@ -52,6 +52,15 @@ def test_an_alarm_that_passed_does_not(value):
     assert found.alarms == ()
 
 
+@pytest.mark.parametrize(("detector", "held"), [("win_rate_drop", 1), ("judge_gap", 0), ("simple_spikes", 0)])
+def test_detectors_that_are_raised_in_healthy_runs_too_decide_nothing(detector, held):
+    events = [rollout(number, ref_kl=1.0) for number in range(1, 11)]
+    for event in events:
+        event["metrics"]["hacking/statistic"] = float(event["step"] - 5)
+    raised = alarm(6, "hacking/statistic", 1.0, 0.0, guard=detector)
+    assert len(training_of([*events, raised], "grpo").alarms) == held
+
+
 @pytest.mark.parametrize(("step", "held"), [(2, 0), (10, 1)])
 def test_an_alarm_without_a_limit_holds_where_it_was_raised_late(step, held):
     events = [rollout(number, ref_kl=1.0) for number in range(1, 11)]

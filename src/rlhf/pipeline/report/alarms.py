@@ -25,9 +25,19 @@ GUARDS = {
     "importance": "importance weights",
     "off_policy": "steps of a rollout",
     "one_step": "steps of a solution",
+    "judge_slope": "held-out judge falls",
+    "collapse": "judge and reward fall",
+    "win_rate_drop": "loses to its best checkpoint",
+    "judge_gap": "reward and judge move apart",
+    "repetition_share": "repeated blocks",
+    "length_gaming": "length that pays",
+    "spikes": "reward spike",
+    "simple_length": "length heuristic",
+    "simple_repetition": "repetition heuristic",
+    "simple_spikes": "spike heuristic",
 }
-"""Display names of the guards, and of the checks in the loop itself."""
-TONES = {"stop": "bad", "restore": "mixed", "warn": "mixed"}
+"""Display names of the guards, of the detectors of reward hacking, and of the checks in the loop itself."""
+TONES = {"stop": "bad", "restore": "mixed", "warn": "mixed", "penalize": "mixed"}
 MAX_SAMPLES, MAX_CHARACTERS, SHORT = 10, 1500, 500
 """Samples per alarm, characters per text, and total characters of its samples up to which they are not collapsed."""
 SHOWN = 12
@@ -38,6 +48,7 @@ TEXTS = ("prompt", "completion", "ended", "step")
 """Keys of a sample that are not shown as facts."""
 NUMBERS: dict[str, Callable[[float], str]] = {
     "score": lambda value: f"score {signed_number(value)}",
+    "judge": lambda value: f"judge {signed_number(value)}",
     "kl": lambda value: f"KL {plain_number(value)} nats",
     "length": lambda value: f"{value:,.0f} tokens",
     "repetition": lambda value: f"{percentage(value, 0)} repeated",
@@ -124,6 +135,8 @@ def _done(alarm: Mapping[str, Any]) -> str:
     match alarm.get("action"):
         case "warn":
             return "continued"
+        case "penalize":
+            return "continued, with lower rewards for such completions"
         case "stop":
             return "stopped"
         case "restore":

@@ -173,11 +173,11 @@ def read_run(folder: Path | str) -> RunRecord:
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).capabilities = found or None
     for path in sorted(folder.glob("*/gate.json")):
-        stage = _stage(run, path.parent.name)
-        stage.gate = _read_object(run, str(path.relative_to(folder)), "") or None
+        gated = _stage(run, path.parent.name)
+        gated.gate = _read_object(run, str(path.relative_to(folder)), "") or None
         history = path.with_name("registry.json")
         if history.is_file():
-            stage.releases = _read_object(run, str(history.relative_to(folder)), "") or None
+            gated.releases = _read_object(run, str(history.relative_to(folder)), "") or None
     for path in sorted(folder.glob("*/profile.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).profile = found or None

@@ -38,6 +38,8 @@ class PanelSpec:
     unit: str
     lines: Mapping[str, str]
     """Label -> metric; at most two. If ``*`` matches several, such as `grpo` and `importance`, each label includes its name."""
+    about: tuple[str, ...] = ()
+    """Other metrics whose alarms are drawn here."""
 
 
 PANELS: tuple[PanelSpec, ...] = (
@@ -49,15 +51,36 @@ PANELS: tuple[PanelSpec, ...] = (
         "Reward margin", "chosen minus rejected", {"training": "*/reward_margin", "held out": "eval/reward_margin"}
     ),
     PanelSpec("Implicit rewards", "", {"chosen": "*/chosen_reward", "rejected": "*/rejected_reward"}),
-    PanelSpec("Reward", "points", {"score": "*/score_mean", "after penalties": "*/reward_mean"}),
+    PanelSpec(
+        "Reward",
+        "points",
+        {"score": "*/score_mean", "after penalties": "*/reward_mean"},
+        about=("hacking/spike_deviations", "hacking/simple_spike_deviations"),
+    ),
+    PanelSpec(
+        "Reward and held-out judge",
+        "points, on held-out prompts",
+        {"reward": "hacking/proxy_mean", "judge": "hacking/judge_mean"},
+        about=("hacking/judge_slope_t", "hacking/proxy_slope_t", "hacking/win_rate_log_e", "hacking/judge_gap_t"),
+    ),
     PanelSpec(
         "Distance from the reference",
         "KL, nats per sequence",
         {"KL": "*/ref_kl", "to the first reference": "eval/first_ref_kl"},
     ),
     PanelSpec("Entropy", "nats per token", {"entropy": "loss/entropy"}),
-    PanelSpec("Completion length", "tokens", {"length": "*/length_mean"}),
-    PanelSpec("Repetition", "share of repeated three-token runs", {"repetition": "*/repetition"}),
+    PanelSpec(
+        "Completion length",
+        "tokens",
+        {"length": "*/length_mean"},
+        about=("hacking/length_correlation", "hacking/simple_length_correlation"),
+    ),
+    PanelSpec(
+        "Repetition",
+        "share of repeated three-token runs",
+        {"repetition": "*/repetition"},
+        about=("hacking/repetition_share", "hacking/simple_repetition_rate"),
+    ),
     PanelSpec("Completions that ended", "share", {"ended": "*/eos_frac"}),
     PanelSpec("Policy loss", "", {"loss": "loss/policy"}),
     PanelSpec("Value loss", "", {"loss": "loss/value"}),
@@ -142,7 +165,9 @@ def stage_curves(stage: StageRecord) -> StageCurves:
                 color = next((free for free in (wanted, ONE, TWO, THREE) if free not in taken), wanted)
                 series.append(Series(whose, x, y, color, low, high))
         if series:
-            panels.append(line_panel(spec.title, series, unit=spec.unit, alarms=alarm_steps(stage, drawn)))
+            panels.append(
+                line_panel(spec.title, series, unit=spec.unit, alarms=alarm_steps(stage, [*drawn, *spec.about]))
+            )
     others = [
         (name, curve[min(curve)], curve[max(curve)], len(curve))
         for name, curve in stage.curves.items()

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from rlhf.config.guards import GuardsConfig
+from rlhf.config.hacking import HackingConfig
+from rlhf.formatting import signed_number
 from rlhf.pipeline.report import write_report
 from rlhf.pipeline.report.alarms import GUARDS, MAX_SAMPLES, SHOWN, alarm_views
 from rlhf.pipeline.report.data import read_run
@@ -91,7 +93,24 @@ def test_an_alarm_that_no_guard_raised_is_shown_too(tmp_path):
 
 
 def test_every_guard_has_a_name_that_people_use():
-    assert GUARDS.keys() >= GuardsConfig().of_each().keys()
+    assert GUARDS.keys() >= GuardsConfig().of_each().keys() | HackingConfig().of_each().keys()
+
+
+def test_an_alarm_of_a_detector_shows_the_judge_beside_the_reward_and_stands_on_their_curve(tmp_path):
+    log = log_of(tmp_path)
+    for step in range(1, 4):
+        log.metrics(step, {"hacking/proxy_mean": 0.1 * step, "hacking/judge_mean": -0.1 * step})
+    log.alarm(
+        "The held-out judge falls.", step=2, guard="judge_slope", metric="hacking/judge_slope_t", value=-5.0, limit=-4.0,
+        action="penalize", samples=[{**SAMPLE, "score": 1.5, "judge": -0.5}], false_alarms="0 of 100 runs",
+    )  # fmt: skip
+    html = page(tmp_path)
+    text = words(alarms_of(html))
+    assert "held-out judge falls" in text
+    assert "lower rewards" in text
+    assert f"judge {signed_number(-0.5)}" in text
+    assert "Reward and held-out judge" in html
+    assert "▼ alarm at step 2" in words(html)
 
 
 def test_long_samples_are_folded_and_short_ones_are_not(tmp_path):

@@ -32,14 +32,44 @@ class Entry:
 
 
 DETECTORS: dict[str, Entry] = {
-    "judge_slope": Entry(JudgeSlope, "held_out", "hacking/judge_slope_t", "PENDING"),
-    "collapse": Entry(Collapse, "held_out", "hacking/proxy_slope_t", "PENDING"),
-    "win_rate_drop": Entry(WinRateDrop, "held_out", "hacking/win_rate_log_e", "PENDING"),
-    "judge_gap": Entry(JudgeGap, "held_out", "hacking/judge_gap_t", "PENDING"),
-    "repetition_share": Entry(RepetitionShare, "rollout", "hacking/repetition_share", "PENDING"),
-    "length_gaming": Entry(LengthGaming, "rollout", "hacking/length_correlation", "PENDING"),
-    "spikes": Entry(Spikes, "rollout", "hacking/spike_deviations", "PENDING"),
-    "simple_length": Entry(SimpleLength, "rollout", "hacking/simple_length_correlation", "PENDING"),
-    "simple_repetition": Entry(SimpleRepetition, "rollout", "hacking/simple_repetition_rate", "PENDING"),
-    "simple_spikes": Entry(SimpleSpikes, "rollout", "hacking/simple_spike_deviations", "PENDING"),
+    "judge_slope": Entry(
+        JudgeSlope,
+        "held_out",
+        "hacking/judge_slope_t",
+        "0 of 5,400 simulated runs of 1,000 steps; 0.7 % where the judge is pure noise",
+    ),
+    "collapse": Entry(
+        Collapse,
+        "held_out",
+        "hacking/proxy_slope_t",
+        "under 1 % in most simulated worlds; 6 % where nothing is learned, 24 % where quality wanders",
+    ),
+    "win_rate_drop": Entry(
+        WinRateDrop, "held_out", "hacking/win_rate_log_e", "at most 0.5 % while the true win rate is 45 % or more"
+    ),
+    "judge_gap": Entry(
+        JudgeGap,
+        "held_out",
+        "hacking/judge_gap_t",
+        "0 of 5,400 simulated runs of 1,000 steps; 17 % where the judge is pure noise",
+    ),
+    "repetition_share": Entry(
+        RepetitionShare, "rollout", "hacking/repetition_share", "0 of 1,500 simulated runs of 1,000 steps"
+    ),
+    "length_gaming": Entry(
+        LengthGaming, "rollout", "hacking/length_correlation", "0 of 1,500 simulated runs of 1,000 steps"
+    ),
+    "spikes": Entry(Spikes, "rollout", "hacking/spike_deviations", "0 of 1,500 simulated runs of 1,000 steps"),
+    "simple_length": Entry(
+        SimpleLength,
+        "rollout",
+        "hacking/simple_length_correlation",
+        "up to every simulated run of 1,000 steps, where tasks differ in length",
+    ),
+    "simple_repetition": Entry(
+        SimpleRepetition, "rollout", "hacking/simple_repetition_rate", "28 % of real texts above 400 words are flagged"
+    ),
+    "simple_spikes": Entry(
+        SimpleSpikes, "rollout", "hacking/simple_spike_deviations", "every simulated run of 1,000 steps"
+    ),
 }

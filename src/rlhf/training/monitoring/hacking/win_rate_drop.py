@@ -96,8 +96,8 @@ class WinRateDrop:
         if self.value < 0:
             return None
         return Detection(
-            value=self.newest_win_rate,
-            limit=self.win_rate,
+            value=self.value,
+            limit=0.0,
             message=(
                 f"The policy loses against its own checkpoint of step {self.anchor_step} in the eyes of the held-out judge: win rate "
                 f"{self.newest_win_rate:.2f} at this evaluation, and over the evaluations certainly below {self.win_rate:g} (e-value "

@@ -1,0 +1,100 @@
+"""A policy stage's held-out judge: what it may share with the reward, who refuses it, and what is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.errors import ConfigError
+from rlhf.pipeline.run import Pipeline
+from rlhf.pipeline.validate import find_problems
+from rlhf.pipeline.validate.independence import SharedJudge, find_shared_judge
+from rlhf.training.log import read_jsonl
+from tests.fixtures.cheap_stages import install
+
+OTHER_BASE = {"init": {"model_type": "llama"}, "tokenizer": "embedded"}
+
+
+def recipe_of(folder, judge, **ppo):
+    rows = {}
+    for name in ("pairs", "others"):
+        rows[name] = str(folder / f"{name}.jsonl")
+        pair = {"prompt": f"q of {name}", "chosen": "a", "rejected": "b"}
+        (folder / f"{name}.jsonl").write_text(json.dumps(pair) + "\n")
+    for name in ("sft", "asked", "held_out"):
+        rows[name] = str(folder / f"{name}.jsonl")
+        (folder / f"{name}.jsonl").write_text(json.dumps({"prompt": f"p of {name}", "completion": "c"}) + "\n")
+    return RecipeConfig.of({
+        "name": "watched", "output_dir": str(folder / "runs"),
+        "stages": {
+            "sft": {"kind": "sft", "model": "embedded", "data": rows["sft"]},
+            "reward": {"kind": "reward", "model": "stage:sft", "data": rows["pairs"]},
+            "same_rows": {"kind": "reward", "model": OTHER_BASE, "data": [rows["others"], rows["pairs"]], "seed": 7},
+            "same_base": {"kind": "reward", "model": "stage:sft", "data": rows["others"], "seed": 7},
+            "apart": {"kind": "reward", "model": OTHER_BASE, "data": rows["others"], "seed": 7},
+            "ppo": {
+                "kind": "ppo", "model": "stage:sft", "prompts": rows["asked"], "eval_prompts": rows["held_out"],
+                "reward": [{"kind": "learned", "source": "stage:reward", "weight": 2.0}, "rules"], "judge": judge, **ppo,
+            },
+        },
+    })  # fmt: skip
+
+
+def shared(folder, judge):
+    recipe = recipe_of(folder, judge)
+    return find_shared_judge(recipe.stages, recipe.stages["ppo"])
+
+
+@pytest.mark.parametrize(
+    "judge", ["stage:reward", "rules", {"kind": "learned", "source": "stage:reward", "name": "other"}]
+)
+def test_a_judge_that_is_the_reward_or_a_part_of_it_is_refused(tmp_path, judge):
+    found = shared(tmp_path, judge)
+    assert found.is_reward
+    assert "allow_shared" in found.refusal
+
+
+def test_a_judge_trained_on_the_rewards_pairs_is_refused_by_name(tmp_path):
+    found = shared(tmp_path, "stage:same_rows")
+    assert (found.is_reward, found.rows) == (False, ("stage reward",))
+    assert "stage reward" in found.refusal
+
+
+def test_a_shared_base_model_is_said_and_not_refused(tmp_path):
+    found = shared(tmp_path, "stage:same_base")
+    assert (found.refusal, found.origin) == ("", "stage sft")
+    assert "stage sft" in found.note
+
+
+@pytest.mark.parametrize("judge", ["stage:apart", "rlhf.evaluation.judges:world_judge"])
+def test_a_judge_of_its_own_has_nothing_to_say(tmp_path, judge):
+    assert shared(tmp_path, judge) == SharedJudge()
+
+
+@pytest.mark.parametrize("judge", ["stage:reward", "stage:same_rows"])
+def test_validate_and_the_run_refuse_it_unless_it_is_asked_for(tmp_path, monkeypatch, judge):
+    install(monkeypatch)
+    recipe = recipe_of(tmp_path, judge)
+    errors = [p for p in find_problems(recipe) if p.level == "error" and "allow_shared" in p.message]
+    assert errors
+    with pytest.raises(ConfigError, match="allow_shared"):
+        Pipeline(recipe).run()
+    asked = recipe_of(tmp_path, judge, hacking={"allow_shared": True})
+    assert [p for p in find_problems(asked) if p.level == "error" and "allow_shared" in p.message] == []
+    Pipeline(asked).run()
+
+
+def test_a_run_notes_the_shared_base_model_once(tmp_path, monkeypatch):
+    install(monkeypatch)
+    Pipeline(recipe_of(tmp_path, "stage:same_base")).run()
+    events = read_jsonl(tmp_path / "runs" / "watched" / "events.jsonl")
+    notes = [e["message"] for e in events if e["event"] == "note" and "judge" in e["message"]]
+    assert len(notes) == 1
+    assert "stage sft" in notes[0]
+
+
+def test_a_judge_needs_held_out_prompts(tmp_path):
+    with pytest.raises(ConfigError, match="eval_prompts"):
+        recipe_of(tmp_path, "stage:apart", eval_prompts=None)
