@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.fixtures.source import ROOT, SOURCE
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -72,6 +74,7 @@ def edited(text: str, step: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_what_the_page_adds_works(tmp_path):
     package = tmp_path / "src" / "rlhf"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "assets", "templates", "static"))
