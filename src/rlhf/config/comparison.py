@@ -30,6 +30,9 @@ class CompareConfig(BaseConfig):
     """The same seed gives the same samples; the two models draw from it independently of each other, as in the stage `evaluate`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of all intervals, and so of the verdict."""
+    sequential: bool = False
+    """Interval and verdict hold however often one looks while prompts are added at the end of the file; wider than at a number of prompts
+    that was fixed before."""
     labels: InputPath | None = None
     """Votes of people on some of these very completions, on a random sample of the prompts: they correct the judge where they can."""
     earlier: InputPath | None = None
@@ -39,6 +42,12 @@ class CompareConfig(BaseConfig):
     from."""
     registry: str = "registry"
     """Folder of the registry whose aliases a and b may name."""
+
+    @model_validator(mode="after")
+    def _labels_need_a_fixed_number(self) -> CompareConfig:
+        if self.sequential and self.labels is not None:
+            raise ValueError("labels correct a rate at a fixed number of prompts; leave out labels, or sequential")
+        return self
 
     @model_validator(mode="after")
     def _are_two(self) -> CompareConfig:

@@ -22,6 +22,7 @@ from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confide
 from rlhf.evaluation.label_correction import Correction, corrected_by
 from rlhf.evaluation.ratings.style_control import LengthControlled, length_controlled_win_rate
 from rlhf.evaluation.sample_size import prompts_for_win_rate
+from rlhf.evaluation.sequential_comparison import sequential_rate
 from rlhf.formatting import percentage
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.human_votes import HumanVotes
@@ -111,6 +112,8 @@ class Comparison:
     cost: float = 0.0
     """Dollars of all verdicts, those that were kept from before included."""
     confidence: float = CONFIDENCE
+    sequential: bool = False
+    """Whether interval and verdict may be looked at after every prompt."""
 
     @property
     def parse_rate(self) -> float:
@@ -189,6 +192,7 @@ class Comparison:
             "prompts_hash": self.prompts_hash,
             "cost": self.cost,
             "confidence": self.confidence,
+            "sequential": self.sequential,
             "per_prompt": {"win_rate": dict(self.per_prompt)},
         }  # fmt: skip
 
@@ -206,6 +210,7 @@ def compare_completions(
     clusters: Sequence[Hashable] | None = None,
     labels: HumanVotes | None = None,
     length_control: bool = True,
+    sequential: bool = False,
 ) -> Comparison:
     """Ask a judge about two systems' completions of the same prompts.
 
@@ -226,6 +231,8 @@ def compare_completions(
         clusters: [n] what tells prompts apart; by default their texts.
         labels: Votes of people on some of these pairs, a random sample of the prompts, that correct the judge where they can.
         length_control: Fit the win rate at equal length, which takes seconds.
+        sequential: Interval and verdict hold however often one looks while prompts are added at the end; labels of people do not
+            change them then.
 
     Raises:
         ConfigError: The lists differ in length, or the judge's settings are wrong.
@@ -274,12 +281,16 @@ def compare_completions(
         per_prompt={name: finite_or_none(value) for name, value in per_prompt.items()},
         cost=math.fsum(vote.cost for each in verdicts if each is not None for vote in each),
         confidence=confidence,
+        sequential=sequential,
     )
     return _decided(found, known)
 
 
 def _decided(found: Comparison, outcomes: Array) -> Comparison:
     """With the verdict, and the price of one where there is none."""
+    steps = sequential_rate(outcomes, confidence=found.confidence) if found.sequential else None
+    if steps is not None:
+        found = replace(found, win_rate=steps.estimate, correction=None)
     rate = found.decided_on
     if found.asked and found.parse_rate < MIN_PARSED:
         reason = (
@@ -289,6 +300,10 @@ def _decided(found: Comparison, outcomes: Array) -> Comparison:
         return replace(found, reason=reason)
     if not rate.measured:
         return replace(found, reason=rate.reason)
+    if steps is not None:
+        if steps.above or steps.below:
+            return replace(found, verdict=Answer.BETTER if steps.above else Answer.WORSE)
+        return replace(found, more_prompts=steps.more)
     if rate.low > 0.5 or rate.high < 0.5:
         return replace(found, verdict=Answer.BETTER if rate.low > 0.5 else Answer.WORSE)
     return replace(found, more_prompts=_more_prompts(rate, outcomes, found.confidence))
