@@ -44,15 +44,17 @@ def compare(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say which of two models is better: better, worse, or not yet known, and about how many more prompts would tell.
+    """Say which of two models is better: better, worse, or not yet known, and about how many more prompts would tell; or rate several.
 
     \b
     rlhf compare runs/demo/dpo runs/demo/sft --prompts test.jsonl --judge judge.yaml
     rlhf compare new.jsonl old.jsonl judge.type=endpoint judge.url=http://localhost:8000/v1 judge.model=NAME
     rlhf compare champion runs/demo/ppo --prompts test.jsonl --judge models/reward samples_per_prompt=4
+    rlhf compare A B C D --prompts test.jsonl --judge judge.yaml       every pair, and a rating of each
 
     Every pair is judged in both orders, and the prompt is the unit. Other settings: limit, seed, samples_per_prompt, sampling.*, confidence,
-    labels, earlier, allow_shared_judge; docs/judges.md explains each. After a kill the same command goes on, and no verdict is paid for twice.
+    sequential, labels, earlier, allow_shared_judge; docs/judges.md explains each. After a kill the same command goes on, and no verdict
+    is paid for twice.
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.comparison import CompareConfig
@@ -60,7 +62,8 @@ def compare(
     from rlhf.config.recipe import expand_variables
 
     inside = [item.removeprefix("judge.") for item in settings or [] if item.startswith("judge.")]
-    others = [item for item in settings or [] if not item.startswith("judge.")]
+    more = [item for item in settings or [] if "=" not in item]
+    others = [item for item in settings or [] if not item.startswith("judge.") and "=" in item]
     tree = expand_variables(apply_overrides({"a": a, "b": b}, others), "The command line")
     named = judge if judge is not None else tree.get("judge")
     if named is not None or inside:
@@ -71,15 +74,30 @@ def compare(
 
     from rlhf.models.device import placed_on
     from rlhf.pipeline.model_comparison import compare_models
+    from rlhf.pipeline.rated_models import rate_models
 
-    folder = output or runs / "compare" / f"{_file_name(a)}-{_file_name(b)}"
+    folder = output or runs / "compare" / "-".join(_file_name(model) for model in (a, b, *more))
+    if more:
+        with placed_on(device):
+            rated = rate_models([a, b, *more], config, folder, runs=runs)
+        if as_json:
+            print(json.dumps(_without_prompts(rated.to_dict()), indent=2, ensure_ascii=False))
+        elif not quiet:
+            console().print("\n".join(rated.page().splitlines()[2:]), markup=False, highlight=False, soft_wrap=True)
+            console().print(f"{folder}/ratings.json, ratings.md", markup=False, highlight=False, soft_wrap=True)
+        return
     with placed_on(device):
         found = compare_models(config, folder, runs=runs)
     if as_json:
-        record = {name: value for name, value in found.to_dict().items() if name != "per_prompt"}
-        print(json.dumps(record, indent=2, ensure_ascii=False))
+        print(json.dumps(_without_prompts(found.to_dict()), indent=2, ensure_ascii=False))
     elif not quiet:
         _show(found, folder)
+
+
+def _without_prompts(record: dict[str, Any]) -> dict[str, Any]:
+    """What a screen can take."""
+    short = {name: value for name, value in record.items() if name != "per_prompt"}
+    return short | ({"pairs": [_without_prompts(pair) for pair in record["pairs"]]} if "pairs" in record else {})
 
 
 def _show(found: Any, folder: Path) -> None:

@@ -113,6 +113,7 @@ def compare_models(
     folder: Path | str,
     *,
     judge: PairwiseJudge | None = None,
+    kept_in: Path | None = None,
     runs: Path | None = Path("runs"),
     progress: Any = None,
 ) -> ModelComparison:
@@ -124,6 +125,7 @@ def compare_models(
         config: What to compare, and how.
         folder: Written to.
         judge: Of pairs, in place of the one that the settings name.
+        kept_in: Where samples and verdicts are kept, for several comparisons to share; ``folder`` by default.
         runs: Where the origin of copied models is looked for.
         progress: Called as ``progress(whose, by=how_many)`` for completions that are done.
 
@@ -140,8 +142,9 @@ def compare_models(
     earlier = read_comparison(config.earlier) if config.earlier is not None else None
     labels = read_votes(config.labels) if config.labels is not None else None
     make_folder(folder)
-    judge = judge or build_judge(config.judge, cache=folder / VERDICTS)
-    a, b = answers_of(config, sides, folder, progress=progress)
+    kept = kept_in or folder
+    judge = judge or build_judge(config.judge, cache=kept / VERDICTS)
+    a, b = answers_of(config, sides, kept, progress=progress)
     comparison = compare_completions(
         **_flat(a, b), judge=judge, confidence=config.confidence, labels=labels, sequential=config.sequential
     )
