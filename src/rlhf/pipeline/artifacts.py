@@ -161,7 +161,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def stage_files(folder: Path) -> dict[str, str]:
-    """Every file a stage left, with its hash; checkpoints and tracker files are working material, a profile is not a result: both are left out."""
+    """Every file a stage left, with its hash; checkpoints, tracker files and profiles are working material and left out."""
     found = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         relative = file.relative_to(folder)
