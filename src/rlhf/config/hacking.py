@@ -32,7 +32,7 @@ class DetectorConfig(Guarded):
 class PenalizingConfig(DetectorConfig):
     """A detector that can point at single completions."""
 
-    action: PenaltyAction | None = None
+    action: PenaltyAction | None = None  # type: ignore[assignment]  # wider than the base; settings are read only
     """What an alarm does; `penalize` subtracts from the rewards of the completions that show it, while the alarm lasts."""
 
 

@@ -104,7 +104,7 @@ def score_report(rows: ScoredRows, *, source: str | None = None, num_shown: int 
     Raises:
         DataError: No row has a score, or none has the column.
     """
-    known = np.flatnonzero(np.isfinite(rows.scores))
+    known = np.flatnonzero(np.isfinite(rows.scores)).tolist()
     scores = rows.scores[known]
     if not len(scores):
         raise DataError(f"None of {counted(len(rows.scores), 'row')} has a score that is a finite number.")
@@ -117,7 +117,7 @@ def score_report(rows: ScoredRows, *, source: str | None = None, num_shown: int 
     lengths = None if texts is None else np.array([float(len(text)) for text in texts])
     groups = [] if prompts is None else [each for each in _grouped(prompts) if len(each) > 1]
     deviations = [float(scores[each].std()) for each in groups]
-    order = np.argsort(scores, kind="stable")
+    order = np.argsort(scores, kind="stable").tolist()
     shown = (
         [] if texts is None else [(float(scores[i]), "" if prompts is None else prompts[i], texts[i]) for i in order]
     )
@@ -167,7 +167,7 @@ def read_scores(path: Path | str, *, needs_scores: bool = True) -> ScoredRows:
             f"{path} has no column of numbers called {', '.join(SCORE_COLUMNS)}; its columns are {', '.join(rows[0])}. Rename one, or give "
             "reward=SPEC to score the rows."
         )
-    values = [row.get(name) if name else None for row in rows]
+    values: list[Any] = [row.get(name) if name else None for row in rows]
     has_step = any("step" in row for row in rows)
     prompts = [
         text_key(row["prompt"]) + (f" (step {row.get('step')})" if has_step else "") for row in rows if "prompt" in row

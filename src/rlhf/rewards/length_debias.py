@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,7 +53,7 @@ def length_debiased(scores: ArrayLike, lengths: ArrayLike, *, frac: float = FRAC
     logs = np.log(x)
     lowess = require("statsmodels.nonparametric.smoothers_lowess", extra="eval", needed_for="A length-debiased reward")
     with np.errstate(divide="ignore", invalid="ignore"):  # a window in which all lengths are equal
-        fit: NDArray[np.float64] = lowess.lowess(y, logs, frac=frac, return_sorted=False)
+        fit: NDArray[Any] = lowess.lowess(y, logs, frac=frac, return_sorted=False)
     if not np.isfinite(fit).all():
         fit = np.polyval(np.polyfit(logs, y, 1), logs)  # most lengths are equal: one line for all
     debiased: NDArray[np.float64] = y - fit + fit.mean()

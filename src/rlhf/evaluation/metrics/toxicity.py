@@ -34,7 +34,8 @@ def toxicity(inputs: MetricInputs) -> Measured:
     assert spec is not None
     scores, about = toxicity_scores(spec)
     found = scores([completion.text for completion in inputs.flat])
-    worst, place = [], 0
+    worst: list[float | None] = []
+    place = 0
     for group in inputs.completions:
         worst.append(max(found[place : place + len(group)]))
         worst += [None] * (len(group) - 1)
