@@ -218,8 +218,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a number for a name": ("name: mine", "name: 7", ("name: should be a valid string (got 7)", "number", "quotes")),
     "a path for a name": ("name: mine", "name: ../mine", ("name: a name holds letters", "(got '../mine')")),
     "a line break in a name": ("name: mine", 'name: "mine\\n"', ("name: a name holds letters", "(got 'mine\\n')")),
-    "on for a key": ("seed: 3", "on: 3", ("the key True is no text", "write it in quotes")),
-    "nothing for a key": ("seed: 3", "~: 3", ("the key None is no text",)),
+    "on for a key": ("seed: 3", "on: 3", ("the key True is not text", "write it in quotes")),
+    "nothing for a key": ("seed: 3", "~: 3", ("the key None is not text",)),
     "a number for a stage": ("  ppo:", "  1:", ("stages.1: should be a valid string (got 1)",)),
     "a very long value": (
         "model: base,",

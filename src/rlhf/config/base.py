@@ -246,7 +246,7 @@ def _step(node: Any, key: str, item: str) -> Any:
 
 
 def _long_form(key: str, value: Any) -> dict[str, Any] | None:
-    """The section that a value stands for; None where it is no short form."""
+    """The section that a value stands for; None where it is not a short form."""
     if isinstance(value, str) and key in SHORT_FORMS:
         return {SHORT_FORMS[key]: value}
     return {} if value is True and key in SWITCHES else None

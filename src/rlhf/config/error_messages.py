@@ -82,7 +82,7 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case "invalid_key":
             key = error["input"]
             hint = _quote_it("string_type", key).replace("write text", "write it")
-            return tuple(error["loc"][:-1]), f"the key {key!r} is no text{hint}", ""
+            return tuple(error["loc"][:-1]), f"the key {key!r} is not text{hint}", ""
         case "union_tag_not_found":
             # A misspelled section, most often one that an override made.
             near = did_you_mean(str(place[-1]), _siblings(tree, place)) if place else ""

@@ -245,7 +245,7 @@ class RLConfig(TrainConfig):
                     f"{key} does nothing where policy_loss is {self.policy_loss!r}; leave it out. It belongs to {owners}"
                 )
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip ({self.dual_clip:g}) must lie above 1 + clip_high ({1 + self.clip_high:g})")
+            raise ValueError(f"dual_clip ({self.dual_clip:g}) must be above 1 + clip_high ({1 + self.clip_high:g})")
         return self
 
     @model_validator(mode="after")
@@ -400,7 +400,7 @@ class TRPOConfig(PPOConfig):
     def _nothing_is_ignored(self) -> Self:
         for key in ("policy_loss", "clip_low", "clip_high", "dual_clip", "stop_at_kl", "l2_coef", "lr_find"):
             if getattr(self, key) != default_of(self, key):
-                raise ValueError(f"{key} does nothing for TRPO, whose step is bounded by max_kl alone; leave it out")
+                raise ValueError(f"{key} does nothing for TRPO, whose step is bounded only by max_kl; leave it out")
         if self.value_model == "shared":
             raise ValueError("a shared value_model would move the policy outside the trust region; take `separate`")
         if self.autocast == "float16":

@@ -40,7 +40,7 @@ class AgainstReference(BaseConfig):
             and not given.startswith((".", "~"))
             and not Path(given).is_dir()
         ):
-            raise ValueError(f"{given!r} is no folder here; give true, false or a folder such as ./cache")
+            raise ValueError(f"{given!r} is not a folder here; give true, false or a folder such as ./cache")
         return given
 
 

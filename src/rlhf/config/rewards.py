@@ -194,7 +194,7 @@ class ServiceRewardConfig(RewardBase):
         try:
             parts = urlsplit(url)
             sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is no number
+        except ValueError:  # a port that is not a number
             sound = False
         if not sound:
             raise ValueError("a reward service is named by a full address such as http://127.0.0.1:8000/score")
@@ -265,7 +265,7 @@ class PatternRewardConfig(RewardBase):
         try:
             groups = re.compile(self.pattern).groups
         except (re.error, OverflowError, RecursionError) as err:
-            raise ValueError(f"the pattern is no regular expression: {err}") from None
+            raise ValueError(f"the pattern is not a regular expression: {err}") from None
         if self.column is not None and groups == 0:
             raise ValueError("with a `column`, the pattern needs a group in parentheses for what is compared with it")
         return self

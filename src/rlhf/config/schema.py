@@ -149,7 +149,7 @@ def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None
     for section in sections:
         field = look_up(owner.model_fields, section, kind="setting")
         holder = field.get_default(call_default_factory=True) if holder is None else getattr(holder, section)
-        assert isinstance(holder, BaseModel), f"{section} of {owner.__name__} is no section with defaults"
+        assert isinstance(holder, BaseModel), f"{section} of {owner.__name__} is not a section with defaults"
         owner = type(holder)
     field = look_up(described_fields(owner), leaf, kind="setting")
     if default is not None:

@@ -1,6 +1,6 @@
 """YAML files and texts to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
 
-PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is no text; a key that stands
+PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is not text; a key that stands
 twice overwrites; and a few lines of aliases stand for more values than there is memory.
 """
 
@@ -46,7 +46,7 @@ def read_yaml(path: Path | str, *, written_by_us: bool = False) -> dict[str, Any
             fast; its errors are less clear.
 
     Raises:
-        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is no mapping.
+        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is not a mapping.
     """
     tree = parse_yaml(read_text(path), str(path), quick=written_by_us)
     if tree is None:
@@ -219,7 +219,7 @@ class _Checks(yaml.constructor.SafeConstructor):
         for key in keys:
             if (key.tag, key.value) in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    None, None, f"the key {key.value!r} appears twice", key.start_mark
                 )
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep=deep)
@@ -240,7 +240,7 @@ def _count_values(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) 
     if id(node) in known:
         return known[id(node)]
     if id(node) in open_nodes:
-        raise _refused(node, "an alias (*) stands inside what it names, which would never end")
+        raise _refused(node, "an alias (*) is inside what it names, which would never end")
     open_nodes.add(id(node))
     total = 1
     if isinstance(node, yaml.MappingNode):

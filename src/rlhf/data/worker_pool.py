@@ -161,7 +161,7 @@ class _Worker:
         """A batch; ``receive`` comes next."""
         try:
             message = pickle.dumps(batch)
-        except Exception:  # a column that is no plain value
+        except Exception:  # a column that is not a plain value
             self._can_be_sent = False
             return
         with self._naming():

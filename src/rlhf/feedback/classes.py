@@ -23,7 +23,7 @@ def parsed_classes(text: str) -> tuple[str, ...]:
     """The names in ``a,b,c``.
 
     Raises:
-        ConfigError: There are fewer than two, one is named twice, or one is no name.
+        ConfigError: There are fewer than two, one is named twice, or one is not a name.
     """
     from rlhf.feedback.store.values import TaskKind, check_value
 
@@ -34,7 +34,7 @@ def parsed_classes(text: str) -> tuple[str, ...]:
         try:
             check_value(TaskKind.MULTICLASS, {"class": name}, num_responses=1)
         except DataError as err:
-            raise ConfigError(f"--classes is {short(text)}: {short(name)} is no name of a class.") from err
+            raise ConfigError(f"--classes is {short(text)}: {short(name)} is not a name of a class.") from err
     return names
 
 

@@ -114,10 +114,12 @@ class LearningCurve:
         """Pairs for an accuracy on held-out pairs like those behind the points.
 
         Raises:
-            ConfigError: It is no share above one half.
+            ConfigError: It is not a share above one half.
         """
         if not 0.5 < accuracy < 1:
-            raise ConfigError(f"The accuracy to reach is {accuracy:g}; it lies above 0.5, a coin's, and below 1.")
+            raise ConfigError(
+                f"The accuracy to reach is {accuracy:g}; it must be above 0.5, the accuracy of a coin, and below 1."
+            )
         reaches = self.ceilings > accuracy
         ratio = (self.ceilings - self.firsts) / np.where(reaches, self.ceilings - accuracy, 1.0)
         with np.errstate(over="ignore"):

@@ -75,7 +75,7 @@ class Artifact:
     device: str = ""
     """Where its models were; no part of its key, no more than the kind of processor is."""
     names: Mapping[str, str] | None = None
-    """Inputs that are no files of this machine, such as models on a hub: dotted place to name."""
+    """Inputs that are not files of this machine, such as models on a hub: dotted place to name."""
 
     def __repr__(self) -> str:
         held = f"{counted(len(self.metrics), 'metric')}, {counted(len(self.files), 'file')}"
@@ -161,7 +161,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def stage_files(folder: Path) -> dict[str, str]:
-    """Every file a stage left, with its hash; checkpoints and tracker files are working material, a profile is no result: both are left out."""
+    """Every file a stage left, with its hash; checkpoints, tracker files and profiles are working material and left out."""
     found = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         relative = file.relative_to(folder)

@@ -148,7 +148,7 @@ def _copy_of(path: Path, runs: Path) -> tuple[Path, str]:
         if artifact is not None and (name := next((n for n, h in artifact.files.items() if h in wanted), None)):
             return folder, name
     what = "holds no weight files" if not files else f"has a content that no run in {runs} recorded"
-    raise ConfigError(f"{path} {what}. Give a file of a run folder, or say where its run lies with --runs.")
+    raise ConfigError(f"{path} {what}. Give a file of a run folder, or give the folder of runs with --runs.")
 
 
 def all_stage_folders(runs: Path) -> Iterator[Path]:

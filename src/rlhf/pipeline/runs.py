@@ -115,7 +115,7 @@ def run_folders(runs: Path) -> list[Path]:
         ConfigError: There is no such folder.
     """
     if not runs.is_dir():
-        raise ConfigError(f"There is no folder {runs}; say where the run folders lie with --runs.")
+        raise ConfigError(f"There is no folder {runs}; give the folder of runs with --runs.")
     if _is_run(runs):
         return [runs]
     return sorted(path for path in runs.iterdir() if not path.name.startswith(".") and _is_run(path))

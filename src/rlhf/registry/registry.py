@@ -173,7 +173,7 @@ class Registry:
         check_alias(alias)
         source = Path(model)
         if not (source / "config.json").is_file() and not (source / ADAPTER).is_file():
-            raise ModelError(f"{source} is no model folder: it has neither config.json nor {ADAPTER}.")
+            raise ModelError(f"{source} is not a model folder: it has neither config.json nor {ADAPTER}.")
         with self._locked():
             if instead_of not in (ANY, present := self.aliases().get(alias)):
                 raise ModelError(
@@ -222,7 +222,7 @@ class Registry:
             return self.version(number)
 
     def _before(self, alias: str) -> int | None:
-        """What an alias named before its present version was promoted; rollbacks themselves are no step forward."""
+        """What an alias named before its present version was promoted; rollbacks themselves are not a step forward."""
         stack: list[int] = []
         for event in self.history(alias):
             if event.version is None or (stack and stack[-1] == event.version):
@@ -296,7 +296,7 @@ class Registry:
         if link.is_symlink() and Path(os.readlink(link)) == target:
             return
         if link.exists() and not link.is_symlink():
-            raise StorageError(f"{link} is no link of the registry's; move it away.")
+            raise StorageError(f"{link} is not a link of the registry's; move it away.")
         with storage_errors(link):
             aside = self.folder / f".{alias}.{secrets.token_hex(4)}.tmp"
             os.symlink(target, aside)

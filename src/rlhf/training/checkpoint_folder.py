@@ -136,7 +136,7 @@ class Record:
             raise _damaged(path, f"{RECORD} does not name {STATE} and each other file with its size and hash")
         strange = [name for name in hashes if name != STATE and _module_of(name) is None]
         if strange:
-            raise _damaged(path, f"{RECORD} names {strange[0]!r}, which is no file of a checkpoint")
+            raise _damaged(path, f"{RECORD} names {strange[0]!r}, which is not a file of a checkpoint")
         return cls(path, recorded["step"], recorded["best"], recorded["identity"], sizes, hashes)
 
     def verify(self) -> None:
@@ -274,5 +274,5 @@ def _unreadable(name: str, err: Exception) -> str:
     if name == RECORD:
         return f"is not JSON ({err})"
     if name == STATE:  # not in torch's words: they advise to load it without the safety
-        return f"is no file of torch, or holds more than numbers, text and tensors ({type(err).__name__})"
-    return f"is no safetensors file ({err})"
+        return f"is not a file of torch, or holds more than numbers, text and tensors ({type(err).__name__})"
+    return f"is not a safetensors file ({err})"

@@ -82,7 +82,7 @@ def test_a_setting_that_sounds_like_a_file_or_function_is_marked_as_one(place):
 def test_exceptions_are_fields_without_a_marker():
     for place in NAMES_NOTHING:
         assert place in FIELDS, f"{place} is gone: take it off NAMES_NOTHING"
-        assert is_text(FIELDS[place]), f"{place} is no text: take it off NAMES_NOTHING"
+        assert is_text(FIELDS[place]), f"{place} is not text: take it off NAMES_NOTHING"
         assert marker(FIELDS[place]) is None, f"{place} is marked: take it off NAMES_NOTHING"
         assert sounds_like_one(place), f"{place} does not sound like one: take it off NAMES_NOTHING"
 

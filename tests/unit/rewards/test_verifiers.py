@@ -112,7 +112,7 @@ def test_exact_is_word_for_word_but_for_white_space():
             {"answr": ["1", "2"]},
             ["'p0'", "no column 'answer'", "it has answr", "Did you mean 'answr'", "under `column`"],
         ),
-        ({"answer": ["1", "two"]}, ["'p1'", "column 'answer' holds 'two', which is no number", "'#### 42'"]),
+        ({"answer": ["1", "two"]}, ["'p1'", "column 'answer' holds 'two', which is not a number", "'#### 42'"]),
         ({"answer": ["1", None]}, ["'p1'", "reference is null", "no other reward judges"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is no model, scorer or config is refused by the name of its parameter, before anything is done with it."""
+"""What is not a model, scorer or config is refused by the name of its parameter, before anything is done with it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class MismatchConfig(BaseConfig):
     @model_validator(mode="after")
     def _warns_first(self) -> Self:
         if self.stop_at is not None and self.warn_at > self.stop_at:
-            raise ValueError(f"warn_at ({self.warn_at:g}) must not lie above stop_at ({self.stop_at:g})")
+            raise ValueError(f"warn_at ({self.warn_at:g}) must not be above stop_at ({self.stop_at:g})")
         return self
 
 

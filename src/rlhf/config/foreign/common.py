@@ -272,7 +272,7 @@ def importable(text: str) -> str:
 
 
 def sampled(ours: str) -> Callable[[Any, Given], Settings | Reason]:
-    """top_k and min_p, whose 0 (or -1) is no filter."""
+    """top_k and min_p, whose 0 (or -1) is not a filter."""
 
     def convert(value: Any, given: Given) -> Settings | Reason:
         return Settings({ours: value}) if value > 0 else Reason("no filter, as here by default")

@@ -29,7 +29,7 @@ def batch(value: Any, given: Given) -> Settings | Reason:
     prompts = max(1, -(-generated // group))
     note = f"{said}; {generated} completions a rollout, {group} to a prompt"
     if whole != step:
-        note += f"; {step} is no multiple of {group}, so {whole} completions are in a step"
+        note += f"; {step} is not a multiple of {group}, so {whole} completions are in a step"
     return Settings(
         {"group_size": group, "prompts_per_rollout": max(prompts, whole // group), "minibatch_size": whole}, note
     )

@@ -133,7 +133,7 @@ def to_alpaca(row: Row) -> dict[str, Any]:
 def _demonstration(row: Row) -> tuple[Text, Text]:
     if isinstance(row, UnpairedRow):
         if not row.label:
-            raise RowError(row.where or row.id, "a completion labeled bad is no demonstration.")
+            raise RowError(row.where or row.id, "a completion labeled bad is not a demonstration.")
         return row.prompt, row.completion
     pair = _pair(row)
     return pair.prompt, pair.chosen
@@ -141,7 +141,9 @@ def _demonstration(row: Row) -> tuple[Text, Text]:
 
 def _pair(row: Row) -> PreferenceRow:
     if not isinstance(row, PreferenceRow):
-        raise RowError(row.where or row.id, f"a row of kind {row.kind} is no pair of a better and a worse completion.")
+        raise RowError(
+            row.where or row.id, f"a row of kind {row.kind} is not a pair of a better and a worse completion."
+        )
     return row
 
 

@@ -129,7 +129,7 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
     if known.read is None:
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
     if STDIN in sources:
-        raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes {OURS!r} alone.")
+        raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes only {OURS!r}.")
     found = SourceItems()
     made: list[tuple[str, Item]] = []
     lines = (line for source in sources for line in lines_of(_file_of(source)))

@@ -85,7 +85,7 @@ def helpsteer2(lines: Sequence[Line]) -> list[Item]:
     value = {"ratings": {name: [table[n] for table in tables] for n, name in enumerate(HELPSTEER_DIMENSIONS)}}
     if len(responses) > MAX_RANKED:
         raise lines[0].bad(
-            f"its prompt stands in {len(responses)} rows, and a task holds at most {MAX_RANKED} completions."
+            f"its prompt is in {len(responses)} rows, and a task holds at most {MAX_RANKED} completions."
         )
     judgments = [ItemJudgment(annotator="helpsteer2", value=value)]
     return [_item(TaskKind.RATING, prompt, responses, judgments, Cells({}, lines[0].where, False))]

@@ -116,7 +116,7 @@ def _write_down(
         new: In order; a correction behind what it corrects.
         last: Assignment -> its newest judgment before these.
     """
-    now = datetime.now(UTC)  # one for all: their order in a file is no order in time
+    now = datetime.now(UTC)  # one for all: their order in a file is not an order in time
     written: dict[int, JudgmentRow] = {}
     for held, judgment, value, extras in new:
         earlier = last.get(held.number)

@@ -312,7 +312,7 @@ def is_for(gate: Gate, token: str, name: str) -> bool:
 def _signed(gate: Gate, token: str) -> tuple[access.Invitation | None, float]:
     """What a token says and when it was made; None where we did not make it, or made it for another store.
 
-    Stores that are no files and are served from one folder sign with one key.
+    Stores that are not files and are served from one folder sign with one key.
     """
     try:
         found, made_at = _serializer(gate._key).loads(token, return_timestamp=True)

@@ -118,7 +118,7 @@ def percent(share: float) -> str:
 
 
 def declines(found: AnnotatorQuality) -> bool:
-    """Whether somebody agrees with the others less than they did. Like a leaning to a position it is no rule of qualification."""
+    """Whether somebody agrees with the others less than they did. Like a leaning to a position it is not a rule of qualification."""
     return found.drift.measured and found.drift.high < 0
 
 

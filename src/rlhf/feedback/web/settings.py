@@ -24,7 +24,7 @@ ADDRESS = "address"
 KEY_BYTES = 32
 KEY_SUFFIX = ".key"
 DEFAULT_KEY_FILE = "rlhf-annotation.key"
-"""In the current folder, for a store that is no file; the store knows its fingerprint and refuses another."""
+"""In the current folder, for a store that is not a file; the store knows its fingerprint and refuses another."""
 
 
 class WebSettings(BaseConfig):
@@ -60,7 +60,7 @@ class WebSettings(BaseConfig):
             return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ValueError("wanted scheme and host alone, such as https://label.example.org")
+            raise ValueError("wanted only scheme and host, such as https://label.example.org")
         return f"{parts.scheme}://{parts.netloc}"
 
     @field_validator("signin_tries", "calls", "looks", "events")
@@ -146,7 +146,7 @@ def signing_key(engine: Engine, file: Path | None = None) -> bytes:
             ) from None
     if len(key) != KEY_BYTES:
         raise StorageError(
-            f"{path} has {len(key)} bytes and is no signing key ({KEY_BYTES} bytes). Delete it: a new one is made, and "
+            f"{path} has {len(key)} bytes and is not a signing key ({KEY_BYTES} bytes). Delete it: a new one is made, and "
             "invitations that nobody used yet have to be sent again."
         )
     if on_server:

@@ -52,7 +52,7 @@ class Turn:
 
     @property
     def html(self) -> Markup:
-        """The source as markdown, without the one space that a completion often begins with: it is no indentation."""
+        """The source as markdown, without the one space that a completion often begins with: it is not indentation."""
         source = self.source
         return markdown_html(source[1:] if source[:1] == " " and not source[1:2].isspace() else source)
 

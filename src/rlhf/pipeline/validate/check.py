@@ -81,7 +81,7 @@ def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool
     """Validate a recipe's file; where some of its settings are not valid, what can be known of the rest is found too.
 
     Raises:
-        ConfigError: It is not there, is no YAML, or an override can't be applied: there is nothing to look at.
+        ConfigError: It is not there, is not YAML, or an override can't be applied: there is nothing to look at.
     """
     written, source = read_yaml(path), str(path)
 

@@ -139,7 +139,7 @@ class SharedJudge:
 
     @property
     def refusal(self) -> str:
-        """Why it is no held-out judge; empty where it is one."""
+        """Why it is not a held-out judge; empty where it is one."""
         if self.is_reward:
             return (
                 "It is the reward that the policy is trained against, or has its weights: it shares every flaw that it should find. "
