@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import rlhf
 from rlhf.config.base import Names, named_things
+from rlhf.config.judges import judges_of
 from rlhf.config.rewards import rewards_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
     modules = modules_of_kind(kind) | {f"{PACKAGE}.{formula.partition(':')[0]}" for formula in stage.formulas}
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
+    modules |= {judge.builds.partition(":")[0] for judge in judges_of(stage)}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 

@@ -77,9 +77,15 @@ def test_swapping_the_systems_mirrors_everything():
 
 @pytest.mark.parametrize(("wins", "verdict"), [(60, "better"), (40, "worse"), (52, "not yet known")])
 def test_the_verdict_follows_the_interval(wins, verdict):
-    found = quick([f"p{i}" for i in range(100)], ["1"] * wins * 1 + ["0"] * (100 - wins), ["0.5"] * 100, Told(by_number))
+    found = quick(
+        [f"p{i}" for i in range(100)], ["1"] * wins * 1 + ["0"] * (100 - wins), ["0.5"] * 100, Told(by_number)
+    )
     expected = {60: "better", 40: "worse"}.get(wins, "not yet known")
-    assert found.verdict == verdict == (expected if not found.win_rate.low <= 0.5 <= found.win_rate.high else "not yet known")
+    assert (
+        found.verdict
+        == verdict
+        == (expected if not found.win_rate.low <= 0.5 <= found.win_rate.high else "not yet known")
+    )
     assert verdict in found.sentence("new", "old")
 
 
@@ -162,7 +168,9 @@ def test_a_win_by_length_alone_is_gone_at_equal_length():
     n = 300
     a = ["x" * rng.randint(20, 60) for _ in range(n)]
     b = ["y" * rng.randint(10, 50) for _ in range(n)]
-    found = compare_completions([f"p{i}" for i in range(n)], a, b, Told(lambda f, s: float(len(f) > len(s)) if len(f) != len(s) else 0.5))
+    found = compare_completions(
+        [f"p{i}" for i in range(n)], a, b, Told(lambda f, s: float(len(f) > len(s)) if len(f) != len(s) else 0.5)
+    )
     assert found.verdict == "better"
     assert found.length.rate.low < 0.5 < found.length.rate.high or found.length.rate.value < found.win_rate.value - 0.1
     assert found.longer_won.value == 1.0

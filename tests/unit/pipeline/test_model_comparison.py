@@ -52,7 +52,7 @@ def test_two_models_are_compared_and_the_record_says_all(models, tmp_path):
     assert record["win_rate"]["n"] == 6
     assert record["wins"] + record["ties"] + record["losses"] == 12
     assert record["sentence"] == found.sentence
-    assert set(record["per_prompt"]["win_rate"]) and len(record["per_prompt"]["win_rate"]) == 6
+    assert len(record["per_prompt"]["win_rate"]) == 6
     assert record["a"]["content"] != record["b"]["content"]
     assert (record["samples_per_prompt"], record["seed"]) == (2, 0)
     assert found.sentence in (tmp_path / "comparison.md").read_text()
@@ -137,7 +137,7 @@ def test_another_judge_voids_an_earlier_record(models, tmp_path):  # trap 24
     other = compare_models(settings(models, earlier=earlier, judge="shorter"), tmp_path / "other")
     assert not other.change.difference.measured
     assert any("void" in note for note in other.notes())
-    with pytest.raises(DataError, match="prompts.jsonl"):
+    with pytest.raises(DataError, match=r"prompts\.jsonl"):
         compare_models(settings(models, earlier=str(models / "prompts.jsonl")), tmp_path / "new")
 
 
@@ -150,9 +150,9 @@ def old(tmp_path, monkeypatch):
     install(monkeypatch)
     (tmp_path / "asked.jsonl").write_text('{"prompt": "Say 1"}\n')
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n')
-    pipeline_of(
-        tmp_path, ppo__prompts=str(tmp_path / "asked.jsonl"), reward__data=str(tmp_path / "pairs.jsonl")
-    ).run(until="ppo")
+    pipeline_of(tmp_path, ppo__prompts=str(tmp_path / "asked.jsonl"), reward__data=str(tmp_path / "pairs.jsonl")).run(
+        until="ppo"
+    )
     return looks_like_models(tmp_path / "runs" / "loop")
 
 

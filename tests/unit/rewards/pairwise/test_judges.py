@@ -40,7 +40,12 @@ def test_the_table_of_rules_is_that_of_the_settings():
 def test_rules_functions_and_kinds_of_reward_by_name():
     assert (first_of("longer"), first_of("shorter")) == (1.0, 0.0)
     assert first_of(f"{HERE}:scored") == 1.0
-    assert first_of({"type": "function", "function": "exact"}, Pair(prompt="p", first="7", second="8", columns={"answer": "8"})) == 0.0
+    assert (
+        first_of(
+            {"type": "function", "function": "exact"}, Pair(prompt="p", first="7", second="8", columns={"answer": "8"})
+        )
+        == 0.0
+    )
     assert "exact" in REWARD_NAMES
 
 
@@ -68,7 +73,10 @@ def test_an_outcome_that_is_none_is_an_error_that_names_the_judge():
 
 def test_another_argument_or_band_is_another_judge():
     judge = {"type": "function", "function": f"{HERE}:scored"}
-    hashes = {judge_hash(build_judge(settings)) for settings in (judge, {**judge, "tie_band": 1}, {**judge, "arguments": {"scale": 2}})}
+    hashes = {
+        judge_hash(build_judge(settings))
+        for settings in (judge, {**judge, "tie_band": 1}, {**judge, "arguments": {"scale": 2}})
+    }
     assert len(hashes) == 3
 
 
@@ -148,7 +156,7 @@ def test_chosen_and_rejected_are_votes_too(tmp_path):
 
 
 def test_a_file_without_votes_and_settings_that_name_none_are_refused(tmp_path):
-    with pytest.raises(DataError, match="prompts.jsonl"):
+    with pytest.raises(DataError, match=r"prompts\.jsonl"):
         build_judge({"type": "human", "labels": write(tmp_path / "prompts.jsonl", [{"prompt": "p"}])})
     with pytest.raises(ConfigError, match="labels"):
         read_judge({"type": "human"})
@@ -173,7 +181,9 @@ def test_votes_of_a_preference_store(tmp_path):
             ]
         )
         values = {"1": {"preference": "a"}, "2": {"grade": -2}, "3": {"label": True}}
-        record_judgments(store, [(task, ItemJudgment(annotator="ann", value=value, where="here")) for task, value in values.items()])
+        record_judgments(
+            store, [(task, ItemJudgment(annotator="ann", value=value, where="here")) for task, value in values.items()]
+        )
     judge = build_judge({"type": "human", "store": place})
     assert [v.first for v in judge.votes([PAIR, Pair(prompt="q", first="x", second="y")])] == [1.0, 0.0]
 

@@ -39,7 +39,9 @@ class Counting:
         found = []
         for place, pair in enumerate(pairs):
             self.asked.append(pair.key)
-            found.append(Vote(first=None if pair.prompt == "?" else float(len(pair.first) > len(pair.second)), said="x"))
+            found.append(
+                Vote(first=None if pair.prompt == "?" else float(len(pair.first) > len(pair.second)), said="x")
+            )
             if on_vote is not None:
                 on_vote(place, found[-1])
         return found
