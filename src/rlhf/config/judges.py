@@ -320,6 +320,8 @@ def with_any_judge(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Holder(BaseConfig):
+    """So that a complaint has a place."""
+
     judge: JudgeConfig
     """The judge."""
 
