@@ -52,7 +52,8 @@ def compare(
     rlhf compare champion runs/demo/ppo --prompts test.jsonl --judge models/reward samples_per_prompt=4
 
     Every pair is judged in both orders, and the prompt is the unit. Other settings: limit, seed, samples_per_prompt, sampling.*, confidence,
-    labels, earlier, allow_shared_judge; docs/judges.md explains each. After a kill the same command goes on, and no verdict is paid for twice.
+    any_time, labels, earlier, allow_shared_judge; docs/judges.md explains each. After a kill the same command goes on, and no verdict is
+    paid for twice.
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.comparison import CompareConfig

@@ -30,6 +30,9 @@ class CompareConfig(BaseConfig):
     """The same seed gives the same samples; the two models draw from it independently of each other, as in the stage `evaluate`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of all intervals, and so of the verdict."""
+    any_time: bool = False
+    """The interval holds however often the comparison is repeated with more prompts; it is wider. Otherwise choose the number of prompts
+    before: looking again and again until an interval leaves out 1/2 finds a difference between equal models in a third of cases."""
     labels: InputPath | None = None
     """Votes of people on some of these very completions, on a random sample of the prompts: they correct the judge where they can."""
     earlier: InputPath | None = None

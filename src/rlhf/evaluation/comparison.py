@@ -22,6 +22,7 @@ from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confide
 from rlhf.evaluation.label_correction import Correction, corrected_by
 from rlhf.evaluation.ratings.style_control import LengthControlled, length_controlled_win_rate
 from rlhf.evaluation.sample_size import prompts_for_win_rate
+from rlhf.evaluation.sequential import mixture_interval
 from rlhf.formatting import percentage
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.human_votes import HumanVotes
@@ -30,6 +31,8 @@ from rlhf.rewards.pairwise.votes import Pair, PairwiseJudge, Vote, digest, judge
 SCHEMA = 1
 MIN_PARSED = 0.95
 """Share of verdicts that must be readable before anything is decided."""
+MOST_PROMPTS = 200_000
+"""Beyond which nobody asks how many would tell."""
 LENGTH_RESAMPLES = 200
 """A fit each, of some 10 ms."""
 REASONS_SHOWN = 5
@@ -111,6 +114,8 @@ class Comparison:
     cost: float = 0.0
     """Dollars of all verdicts, those that were kept from before included."""
     confidence: float = CONFIDENCE
+    any_time: bool = False
+    """Whether the interval of the win rate holds however often it is looked at."""
 
     @property
     def parse_rate(self) -> float:
@@ -188,7 +193,7 @@ class Comparison:
             "judge": dict(self.judge),
             "prompts_hash": self.prompts_hash,
             "cost": self.cost,
-            "confidence": self.confidence,
+            "confidence": self.confidence, "any_time": self.any_time,
             "per_prompt": {"win_rate": dict(self.per_prompt)},
         }  # fmt: skip
 
@@ -205,6 +210,7 @@ def compare_completions(
     columns: Mapping[str, Sequence[Any]] | None = None,
     clusters: Sequence[Hashable] | None = None,
     labels: HumanVotes | None = None,
+    any_time: bool = False,
     length_control: bool = True,
 ) -> Comparison:
     """Ask a judge about two systems' completions of the same prompts.
@@ -225,6 +231,8 @@ def compare_completions(
         columns: What else the prompts' rows carry, [n] each.
         clusters: [n] what tells prompts apart; by default their texts.
         labels: Votes of people on some of these pairs, a random sample of the prompts, that correct the judge where they can.
+        any_time: The interval is one that holds at all numbers of prompts together, so that a comparison may be repeated with more of them
+            until it tells; it is wider (``sequential.mixture_interval``). Otherwise it is for a number of prompts that was chosen before.
         length_control: Fit the win rate at equal length, which takes seconds.
 
     Raises:
@@ -245,8 +253,10 @@ def compare_completions(
     y = np.array([_mean_of_orders(each) for each in verdicts], dtype=np.float64)
     per_prompt = _by_prompt(y, names)
     known = np.array([value for value in per_prompt.values() if math.isfinite(value)], dtype=np.float64)
-    rate = share_interval(known, confidence=confidence) if known.size else Estimate.missing("no pair has a verdict")
+    rate = _rate(known, confidence, any_time=any_time)
     correction = None
+    if labels is not None and any_time:
+        raise ConfigError("labels: a corrected rate holds for one look at it; leave out any_time or labels.")
     if labels is not None:
         correction = corrected_by(labels, pairs, y, names, confidence=confidence)
     votes = [vote for each in verdicts if each is not None for vote in (each[:1] if judge.symmetric else each)]
@@ -274,6 +284,7 @@ def compare_completions(
         per_prompt={name: finite_or_none(value) for name, value in per_prompt.items()},
         cost=math.fsum(vote.cost for each in verdicts if each is not None for vote in each),
         confidence=confidence,
+        any_time=any_time,
     )
     return _decided(found, known)
 
@@ -291,7 +302,33 @@ def _decided(found: Comparison, outcomes: Array) -> Comparison:
         return replace(found, reason=rate.reason)
     if rate.low > 0.5 or rate.high < 0.5:
         return replace(found, verdict=Answer.BETTER if rate.low > 0.5 else Answer.WORSE)
-    return replace(found, more_prompts=_more_prompts(rate, outcomes, found.confidence))
+    more = _more_prompts_any_time if found.any_time else _more_prompts
+    return replace(found, more_prompts=more(rate, outcomes, found.confidence))
+
+
+def _rate(known: Array, confidence: float, *, any_time: bool) -> Estimate:
+    if not known.size:
+        return Estimate.missing("no pair has a verdict")
+    if not any_time:
+        return share_interval(known, confidence=confidence)
+    found = mixture_interval(known, confidence=confidence)
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+
+
+def _more_prompts_any_time(rate: Estimate, outcomes: Array, confidence: float) -> int | None:
+    """Beyond those that there are, until an interval that holds at any time leaves out 1/2 at the rate seen."""
+    difference = abs(rate.value - 0.5)
+
+    def tells(n: int) -> bool:
+        return mixture_interval(np.full(n, 0.5), confidence=confidence).high - 0.5 < difference
+
+    low, high = int(outcomes.size), MOST_PROMPTS
+    if not tells(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if tells(middle) else (middle, high)
+    return max(1, high - int(outcomes.size))
 
 
 def _more_prompts(rate: Estimate, outcomes: Array, confidence: float) -> int | None:

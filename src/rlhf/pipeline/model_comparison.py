@@ -142,7 +142,9 @@ def compare_models(
     make_folder(folder)
     judge = judge or build_judge(config.judge, cache=folder / VERDICTS)
     a, b = answers_of(config, sides, folder, progress=progress)
-    comparison = compare_completions(**_flat(a, b), judge=judge, confidence=config.confidence, labels=labels)
+    comparison = compare_completions(
+        **_flat(a, b), judge=judge, confidence=config.confidence, any_time=config.any_time, labels=labels
+    )
     found = ModelComparison(
         comparison=comparison, a=sides[0], b=sides[1], independence=independence, change=None, settings=config,
         num_samples=len(a.samples[0]),
