@@ -58,6 +58,7 @@ COMMANDS = {
     "debug kl": "POLICY REFERENCE SETTINGS --shown --device --json",
     "debug rewards": "FILE SETTINGS --shown --json",
     "evaluate": "MODEL SETTINGS --output/-o --device --force --json --quiet",
+    "compare": "A B SETTINGS --judge --prompts --output/-o --runs --device --json --quiet",
     "runs list": "--runs --json",
     "runs show": "RUN --runs --json",
     "runs compare": "FIRST SECOND --runs --all --page --json",

@@ -53,8 +53,8 @@ def compare(
     rlhf compare A B C D --prompts test.jsonl --judge judge.yaml       every pair, and a rating of each
 
     Every pair is judged in both orders, and the prompt is the unit. Other settings: limit, seed, samples_per_prompt, sampling.*, confidence,
-    sequential, labels, earlier, allow_shared_judge; docs/judges.md explains each. After a kill the same command goes on, and no verdict
-    is paid for twice.
+    any_time, labels, earlier, allow_shared_judge; docs/judges.md explains each. After a kill the same command goes on, and no verdict is
+    paid for twice.
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.comparison import CompareConfig

@@ -30,9 +30,9 @@ class CompareConfig(BaseConfig):
     """The same seed gives the same samples; the two models draw from it independently of each other, as in the stage `evaluate`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of all intervals, and so of the verdict."""
-    sequential: bool = False
-    """Interval and verdict hold however often one looks while prompts are added at the end of the file; wider than at a number of prompts
-    that was fixed before."""
+    any_time: bool = False
+    """The interval holds however often the comparison is repeated with more prompts; it is wider. Otherwise choose the number of prompts
+    before: looking again and again until an interval leaves out 1/2 finds a difference between equal models in a third of cases."""
     labels: InputPath | None = None
     """Votes of people on some of these very completions, on a random sample of the prompts: they correct the judge where they can."""
     earlier: InputPath | None = None
@@ -45,8 +45,8 @@ class CompareConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _labels_need_a_fixed_number(self) -> CompareConfig:
-        if self.sequential and self.labels is not None:
-            raise ValueError("labels correct a rate at a fixed number of prompts; leave out labels, or sequential")
+        if self.any_time and self.labels is not None:
+            raise ValueError("labels correct a rate at a fixed number of prompts; leave out labels, or any_time")
         return self
 
     @model_validator(mode="after")

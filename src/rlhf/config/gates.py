@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import FilePath, InputPath
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
+from rlhf.config.judges import JudgeConfig, with_any_judge
 from rlhf.config.metric_table import COLUMN_NEEDS, NEEDS, NO_COMPLETIONS, Metric, metric_named, missing_need
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
@@ -51,7 +52,11 @@ class GateStage(StageConfig):
     prompts: InputPath | list[InputPath] | None = None
     """Held-out prompts, for requirements on metrics: candidate and champion are asked the same."""
     judge: JudgeSpec | None = None
-    """Who scores completions, for the metrics `judge_score` and `win_rate`."""
+    """Who scores completions, for the metrics `judge_score` and `win_rate`; settings of a judge (docs/judges.md) do as well."""
+    pairwise_judge: JudgeConfig | None = None
+    """A judge that compares the two completions of a prompt, for `win_rate`; given as `judge`, it is put here."""
+    tie_band: float = Field(0.0, ge=0)
+    """Judge scores this close are ties."""
     reward_model: InputPath | None = None
     """For the metric `reward_score`."""
     reference: ModelConfig | None = None
@@ -81,6 +86,14 @@ class GateStage(StageConfig):
     """Who samples: `local` or `vllm`, as in stages that train."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_any_judge(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
+            return tree
+        found = with_any_judge(tree)
+        return {key: value for key, value in found.items() if key != "metrics" or key in tree}
 
     @property
     def trains(self) -> bool:
@@ -120,6 +133,7 @@ class GateStage(StageConfig):
         given = {need for need in NEEDS if getattr(self, need, None) is not None} | COLUMN_NEEDS
         given |= {"baseline", "ref_model"}  # the champion
         given |= {"quality"} if self.judge is not None or self.reward_model is not None else set()
+        given |= {"preference"} if self.judge is not None or self.pairwise_judge is not None else set()
         for name in self.metrics:
             metric = metric_named(metric_of(name))
             if not isinstance(metric, Metric):

@@ -274,13 +274,54 @@ else:
     """Settings of one judge."""
 
 
+def judges_of(config: BaseConfig) -> list[JudgeBase]:
+    """Settings of every judge that a section holds, members of juries included."""
+    found = [
+        value for value in (getattr(config, name) for name in type(config).model_fields) if isinstance(value, JudgeBase)
+    ]
+    return found + [inner for judge in found if isinstance(judge, JuryJudgeConfig) for inner in judge.members]
+
+
 def validated_judge(value: Any) -> JudgeBase:
     """A judge's settings of whatever means them; for validators, whose errors keep their place."""
     found: JudgeBase = value if isinstance(value, JudgeBase) else TypeAdapter(JudgeConfig).validate_python(value)
     return found
 
 
+def is_judge_config(value: Any) -> bool:
+    """Whether it is, or stands for, settings of a judge and not of a kind of reward."""
+    if isinstance(value, JudgeBase):
+        return True
+    if isinstance(value, Mapping):
+        return "type" in value
+    return isinstance(value, str | Path) and (str(value).endswith((".yaml", ".yml")) or str(value) in RULES)
+
+
+def with_any_judge(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an evaluation whose ``judge`` may be a kind of reward or settings of a judge, by what each is for.
+
+    A judge that scores completions becomes the kind of reward that it is, and ``tie_band``; one that compares becomes
+    ``pairwise_judge``, and the metric is the win rate where none was asked for.
+
+    Raises:
+        ConfigError: Settings of a judge are wrong.
+    """
+    found = dict(tree)
+    if is_judge_config(found.get("judge")):
+        settings = read_judge(found.pop("judge"))
+        if (reward := settings.reward_settings()) is None:
+            found["pairwise_judge"] = settings
+        else:
+            found["judge"] = reward | ({"name": settings.name} if settings.name is not None else {})
+            found.setdefault("tie_band", getattr(settings, "tie_band", 0.0))
+    if found.get("pairwise_judge") is not None and not found.get("metrics"):
+        found["metrics"] = ["win_rate"]
+    return found
+
+
 class _Holder(BaseConfig):
+    """So that a complaint has a place."""
+
     judge: JudgeConfig
     """The judge."""
 

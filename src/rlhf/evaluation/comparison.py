@@ -112,8 +112,8 @@ class Comparison:
     cost: float = 0.0
     """Dollars of all verdicts, those that were kept from before included."""
     confidence: float = CONFIDENCE
-    sequential: bool = False
-    """Whether interval and verdict may be looked at after every prompt."""
+    any_time: bool = False
+    """Whether the interval of the win rate holds however often it is looked at."""
 
     @property
     def parse_rate(self) -> float:
@@ -191,8 +191,7 @@ class Comparison:
             "judge": dict(self.judge),
             "prompts_hash": self.prompts_hash,
             "cost": self.cost,
-            "confidence": self.confidence,
-            "sequential": self.sequential,
+            "confidence": self.confidence, "any_time": self.any_time,
             "per_prompt": {"win_rate": dict(self.per_prompt)},
         }  # fmt: skip
 
@@ -209,8 +208,8 @@ def compare_completions(
     columns: Mapping[str, Sequence[Any]] | None = None,
     clusters: Sequence[Hashable] | None = None,
     labels: HumanVotes | None = None,
+    any_time: bool = False,
     length_control: bool = True,
-    sequential: bool = False,
 ) -> Comparison:
     """Ask a judge about two systems' completions of the same prompts.
 
@@ -230,9 +229,9 @@ def compare_completions(
         columns: What else the prompts' rows carry, [n] each.
         clusters: [n] what tells prompts apart; by default their texts.
         labels: Votes of people on some of these pairs, a random sample of the prompts, that correct the judge where they can.
+        any_time: Interval and verdict hold at all numbers of prompts together, so that a comparison may be repeated with more of them,
+            added at the end, until it tells (``sequential_rate``). Otherwise they are for a number of prompts that was chosen before.
         length_control: Fit the win rate at equal length, which takes seconds.
-        sequential: Interval and verdict hold however often one looks while prompts are added at the end; labels of people do not
-            change them then.
 
     Raises:
         ConfigError: The lists differ in length, or the judge's settings are wrong.
@@ -254,6 +253,8 @@ def compare_completions(
     known = np.array([value for value in per_prompt.values() if math.isfinite(value)], dtype=np.float64)
     rate = share_interval(known, confidence=confidence) if known.size else Estimate.missing("no pair has a verdict")
     correction = None
+    if labels is not None and any_time:
+        raise ConfigError("labels: a corrected rate holds for one look at it; leave out any_time or labels.")
     if labels is not None:
         correction = corrected_by(labels, pairs, y, names, confidence=confidence)
     votes = [vote for each in verdicts if each is not None for vote in (each[:1] if judge.symmetric else each)]
@@ -281,16 +282,16 @@ def compare_completions(
         per_prompt={name: finite_or_none(value) for name, value in per_prompt.items()},
         cost=math.fsum(vote.cost for each in verdicts if each is not None for vote in each),
         confidence=confidence,
-        sequential=sequential,
+        any_time=any_time,
     )
     return _decided(found, known)
 
 
 def _decided(found: Comparison, outcomes: Array) -> Comparison:
     """With the verdict, and the price of one where there is none."""
-    steps = sequential_rate(outcomes, confidence=found.confidence) if found.sequential else None
+    steps = sequential_rate(outcomes, confidence=found.confidence) if found.any_time and outcomes.size else None
     if steps is not None:
-        found = replace(found, win_rate=steps.estimate, correction=None)
+        found = replace(found, win_rate=steps.estimate)
     rate = found.decided_on
     if found.asked and found.parse_rate < MIN_PARSED:
         reason = (

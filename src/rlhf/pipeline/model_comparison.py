@@ -146,7 +146,7 @@ def compare_models(
     judge = judge or build_judge(config.judge, cache=kept / VERDICTS)
     a, b = answers_of(config, sides, kept, progress=progress)
     comparison = compare_completions(
-        **_flat(a, b), judge=judge, confidence=config.confidence, labels=labels, sequential=config.sequential
+        **_flat(a, b), judge=judge, confidence=config.confidence, labels=labels, any_time=config.any_time
     )
     found = ModelComparison(
         comparison=comparison, a=sides[0], b=sides[1], independence=independence, change=None, settings=config,

@@ -21,8 +21,10 @@ NAMES_NOTHING = {
     "AgainstReference.cache_reference": "a folder for copies of what can be computed; no result depends on them",
     "EvaluateStage.metrics": "names of a table, or functions that are looked up as they are",
     "EvaluateStage.toxicity_classifier": "a folder, a hub name or lexicon:FILE, looked for when it is loaded",
+    "JudgeBase.name": "a word for results",
     "ModelConfig.init": "settings of transformers; weights are drawn",
     "ModelConfig.revision": "a version on the hub, which names no file here",
+    "PromptedJudgeConfig.cache": "a file that is written; no result depends on it",
     "RewardBase.name": "a word for metrics",
 }
 """Sounds like one and is none, and why."""
@@ -91,6 +93,7 @@ def test_the_search_knows_the_settings_that_name_something():
     marked = {place: marker(field) for place, field in FIELDS.items() if marker(field) is not None}
     assert {place for place, kind in marked.items() if kind is Names.FUNCTION} == {
         "EnvironmentConfig.factory",
+        "FunctionJudgeConfig.function",
         "FunctionRewardConfig.function",
         "PreferencesStage.annotator",
         "StepLabelsStage.labeler",

@@ -56,14 +56,14 @@ def test_without_outcomes_nothing_is_said():
     assert math.isnan(found.estimate.value)
 
 
-@pytest.mark.parametrize("sequential", [True, False])
-def test_a_comparison_takes_it(sequential):
+@pytest.mark.parametrize("any_time", [True, False])
+def test_a_comparison_takes_it(any_time):
     def longer(prompts, completions):
         return [float(len(text)) for text in completions]
 
     prompts = [f"p{n}" for n in range(60)]
-    found = compare_completions(prompts, ["aa"] * 60, ["a"] * 60, longer, sequential=sequential, length_control=False)
+    found = compare_completions(prompts, ["aa"] * 60, ["a"] * 60, longer, any_time=any_time, length_control=False)
     assert found.verdict is Answer.BETTER
-    assert found.sequential is sequential
-    assert bool(found.win_rate.high - found.win_rate.low > 0.1) is sequential
+    assert found.any_time is any_time
+    assert bool(found.win_rate.high - found.win_rate.low > 0.1) is any_time
     assert found.win_rate.high <= 1

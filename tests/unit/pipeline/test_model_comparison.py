@@ -215,3 +215,41 @@ def test_compare_refuses_before_it_samples(models, old, tmp_path):
     with pytest.raises(ConfigError, match="allow_shared_judge"):
         compare_models(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# The command ---------------------------------------------------------------------------------------
+
+
+def rlhf_compare(*args):
+    from typer.testing import CliRunner
+
+    from rlhf import cli
+
+    return CliRunner().invoke(cli.app, ["compare", *map(str, args)])
+
+
+def test_the_command_prints_one_verdict_and_takes_a_judge_as_a_file_or_as_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a = answers(tmp_path / "a.jsonl", [(f"p{i}", "aaaa", {}) for i in range(30)])
+    b = answers(tmp_path / "b.jsonl", [(f"p{i}", "b", {}) for i in range(30)])
+    (tmp_path / "judge.yaml").write_text("type: function\nfunction: longer\n")
+    by_file = rlhf_compare(a, b, "--judge", "judge.yaml", "-o", "out")
+    assert by_file.exit_code == 0, by_file.output
+    record = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert (record["verdict"], record["win_rate"]["value"]) == ("better", 1.0)
+    by_settings = rlhf_compare(a, b, "judge.type=function", "judge.function=shorter", "--json")
+    found = json.loads(by_settings.output)
+    assert found["verdict"] == "worse"
+    assert "per_prompt" not in found
+    changed = rlhf_compare(a, b, "--judge", "judge.yaml", "judge.tie_band=5", "--json")
+    assert json.loads(changed.output)["verdict"] == "not yet known"
+    assert len(list((tmp_path / "runs" / "compare").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "key"), [((), "judge"), (("--judge", "longer", "sampels=3"), "sampels"), (("judge.type=x",), "type")]
+)
+def test_wrong_settings_of_the_command_name_their_key(tmp_path, args, key):
+    result = rlhf_compare("a", "b", *args)
+    assert isinstance(result.exception, ConfigError)
+    assert key in str(result.exception)
