@@ -25,12 +25,12 @@ from rlhf.evaluation.suites.suite_run import SuiteRun
 from rlhf.seeds import derive_seed
 
 Generator = np.random.Generator
-RUNS = 2000
+RUNS = 1000
 N, MARGIN, DISCORDANT, BASE = 500, 0.05, 0.15, 0.7
 """Items or prompts, margin, share of them on which two models of one quality differ, and how many the champion solves."""
 KINDS = {kind.kind_name(): kind for kind in REQUIREMENTS}
 STATED = 0.05
-COST = 4
+COST = 2
 """Of gates of several suites."""
 HALF = 0.025
 """Of ``better``, whose interval is two-sided."""
@@ -82,7 +82,10 @@ def rates(world: World, runs: int) -> Rates:
 
 
 def _fails_alone(found: GateDecision) -> bool:
-    limits = ((ruling.evidence.get("p_beyond"), 1 - ruling.evidence.get("confidence", 0.95)) for ruling in found.rulings.values())
+    limits = (
+        (ruling.evidence.get("p_beyond"), 1 - ruling.evidence.get("confidence", 0.95))
+        for ruling in found.rulings.values()
+    )
     return any(p is not None and p < limit for p, limit in limits)
 
 
@@ -122,7 +125,9 @@ def suites(losses: Sequence[float], n: int = N, missing: float = 0.0) -> Callabl
 
 def suite_run(name: str, scores: np.ndarray, holes: np.ndarray | None = None) -> SuiteRun:
     """One model's scores."""
-    known = [[None] if holes is not None and holes[place] else [float(score)] for place, score in enumerate(scores)]
+    known: list[list[float | None]] = [
+        [None] if holes is not None and holes[place] else [float(score)] for place, score in enumerate(scores)
+    ]
     items = [str(place) for place in range(len(scores))]
     return SuiteRun(
         suite=name, version="1", fingerprint=name, model="m", model_fingerprint="m", seed=0,
@@ -175,9 +180,12 @@ def share(truth: float, n: int = N) -> Callable[[Generator], Measurements]:
 
 def _metric(name: str, candidate: np.ndarray, *, champion: np.ndarray | None = None, **fields: Any) -> Measurements:
     values, others = (
-        {str(place): float(value) for place, value in enumerate(part)} for part in (candidate, () if champion is None else champion)
+        {str(place): float(value) for place, value in enumerate(part)}
+        for part in (candidate, () if champion is None else champion)
     )
-    return Measurements(has_champion=True, metrics={name: MetricMeasurement(name=name, candidate=values, champion=others, **fields)})
+    return Measurements(
+        has_champion=True, metrics={name: MetricMeasurement(name=name, candidate=values, champion=others, **fields)}
+    )
 
 
 def lasting(count: int) -> list[Requirement]:
@@ -191,31 +199,104 @@ def worlds() -> Iterator[World]:
     one = lasting(1)
     points = f"{100 * MARGIN:g} points"
     yield World(name=f"non_inferior, n = {N}, unchanged", requirements=one, draw=suites([0.0]), most_fail=STATED)
-    yield World(name=f"non_inferior, n = {N}, lost {points}", requirements=one, draw=suites([MARGIN]), most_pass=STATED, most_fail=STATED)
-    yield World(name=f"non_inferior, n = {N}, lost {2 * 100 * MARGIN:g} points", requirements=one, draw=suites([2 * MARGIN]), most_pass=STATED)
-    yield World(name=f"non_inferior, n = 60, lost {points}", requirements=one, draw=suites([MARGIN], 60), most_pass=STATED, most_fail=STATED)
-    yield World(name=f"non_inferior, 4 % missing, lost {points}", requirements=one, draw=suites([MARGIN], missing=0.04), most_pass=STATED)
-    yield World(name="non_inferior, sampled, asked twice, unchanged", requirements=one, draw=repeated(0.0), most_fail=STATED)
+    yield World(
+        name=f"non_inferior, n = {N}, lost {points}",
+        requirements=one,
+        draw=suites([MARGIN]),
+        most_pass=STATED,
+        most_fail=STATED,
+    )
+    yield World(
+        name=f"non_inferior, n = {N}, lost {2 * 100 * MARGIN:g} points",
+        requirements=one,
+        draw=suites([2 * MARGIN]),
+        most_pass=STATED,
+    )
+    yield World(
+        name=f"non_inferior, n = 60, lost {points}",
+        requirements=one,
+        draw=suites([MARGIN], 60),
+        most_pass=STATED,
+        most_fail=STATED,
+    )
+    yield World(
+        name=f"non_inferior, 4 % missing, lost {points}",
+        requirements=one,
+        draw=suites([MARGIN], missing=0.04),
+        most_pass=STATED,
+    )
+    yield World(
+        name="non_inferior, sampled, asked twice, unchanged", requirements=one, draw=repeated(0.0), most_fail=STATED
+    )
     for count in (5, 20):
         several = lasting(count)
-        yield World(name=f"{count} suites, unchanged", requirements=several, draw=suites([0.0] * count), most_fail=STATED, cost=COST)
+        yield World(
+            name=f"{count} suites, unchanged",
+            requirements=several,
+            draw=suites([0.0] * count),
+            most_fail=STATED,
+            cost=COST,
+        )
         on_the_edge = [MARGIN] * count
-        yield World(name=f"{count} suites, {points} lost of each", requirements=several, draw=suites(on_the_edge), most_pass=STATED, most_fail=STATED, cost=COST)
-        yield World(name=f"{count} suites, {points} lost of one", requirements=several, draw=suites([MARGIN, *[0.0] * (count - 1)]), most_pass=STATED, cost=COST)
+        yield World(
+            name=f"{count} suites, {points} lost of each",
+            requirements=several,
+            draw=suites(on_the_edge),
+            most_pass=STATED,
+            most_fail=STATED,
+            cost=COST,
+        )
+        yield World(
+            name=f"{count} suites, {points} lost of one",
+            requirements=several,
+            draw=suites([MARGIN, *[0.0] * (count - 1)]),
+            most_pass=STATED,
+            cost=COST,
+        )
     wins = [required("better", metric="win_rate")]
-    yield World(name=f"better, win rate, n = {N}, unchanged", requirements=wins, draw=win_rate(0.5), most_pass=HALF, most_fail=HALF)
-    yield World(name="better, win rate, n = 60, unchanged", requirements=wins, draw=win_rate(0.5, n=60), most_pass=HALF, most_fail=HALF)
+    yield World(
+        name=f"better, win rate, n = {N}, unchanged",
+        requirements=wins,
+        draw=win_rate(0.5),
+        most_pass=HALF,
+        most_fail=HALF,
+    )
+    yield World(
+        name="better, win rate, n = 60, unchanged",
+        requirements=wins,
+        draw=win_rate(0.5, n=60),
+        most_pass=HALF,
+        most_fail=HALF,
+    )
     yield World(name=f"better, win rate, n = {N}, truly 45 %", requirements=wins, draw=win_rate(0.45), most_pass=HALF)
     yield World(name=f"better, win rate, n = {N}, truly 58 %", requirements=wins, draw=win_rate(0.58), most_fail=HALF)
     scores = [required("better", metric="judge_score")]
-    yield World(name="better, raw scores, n = 200, unchanged", requirements=scores, draw=raw_scores(0.0), most_pass=HALF, most_fail=HALF)
+    yield World(
+        name="better, raw scores, n = 200, unchanged",
+        requirements=scores,
+        draw=raw_scores(0.0),
+        most_pass=HALF,
+        most_fail=HALF,
+    )
     least, most = ([required(kind, metric="judge_score", value=0.8)] for kind in ("at_least", "at_most"))
-    yield World(name=f"at_least .8, n = {N}, truly .8", requirements=least, draw=share(0.8), most_pass=STATED, most_fail=STATED)
-    yield World(name="at_least .8, n = 60, truly .8", requirements=least, draw=share(0.8, 60), most_pass=STATED, most_fail=STATED)
+    yield World(
+        name=f"at_least .8, n = {N}, truly .8", requirements=least, draw=share(0.8), most_pass=STATED, most_fail=STATED
+    )
+    yield World(
+        name="at_least .8, n = 60, truly .8",
+        requirements=least,
+        draw=share(0.8, 60),
+        most_pass=STATED,
+        most_fail=STATED,
+    )
     yield World(name=f"at_least .8, n = {N}, truly .75", requirements=least, draw=share(0.75), most_pass=STATED)
-    yield World(name=f"at_most .8, n = {N}, truly .8", requirements=most, draw=share(0.8), most_pass=STATED, most_fail=STATED)
+    yield World(
+        name=f"at_most .8, n = {N}, truly .8", requirements=most, draw=share(0.8), most_pass=STATED, most_fail=STATED
+    )
     rare = [required("at_most", metric="judge_score", value=0.01)]
-    yield World(name=f"at_most .01, n = {N}, truly .01", requirements=rare, draw=share(0.01), most_pass=STATED, most_fail=STATED)
+    yield World(
+        name=f"at_most .01, n = {N}, truly .01", requirements=rare, draw=share(0.01), most_pass=STATED, most_fail=STATED
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- page
@@ -224,10 +305,11 @@ HEAD = """# How often gates err, by simulation
 
 <!-- written by benchmarks/gate_rates.py; do not edit by hand -->
 
-Made by `python benchmarks/gate_rates.py --write docs/results/gates.md` in {seconds:.0f} s on one core, {runs:,} runs a row, of several suites {few:,}: a share of 5 %
-is known to within {error:.1f} points, of several suites to twice as many. What the columns state is in [gates.md](../gates.md). The truth of each row is known; the gate
-is the library's own (`decide`). A suite has a margin of {margin:g} points, the champion solves {base:g} % of it, and two models of one quality differ
-on {discordant:g} % of its items. `no_alarm` has no rate of its own: it fails as often as the guards that it names give a false alarm.
+Made by `python benchmarks/gate_rates.py --write docs/results/gates.md` in {seconds:.0f} s on one core, {runs:,} runs a row (of several
+suites {few:,}): a share of 5 % is known to within {error:.1f} points, of several suites to {wide:.1f}. What is stated is in
+[gates.md](../gates.md). The truth of each row is known; the gate is the library's own (`decide`). A suite has a margin of {margin:g} points,
+the champion solves {base:g} % of it, and two models of one quality differ on {discordant:g} % of its items. `no_alarm` has no rate of its
+own: it fails as often as the guards that it names give a false alarm.
 
 The last two columns are what not to do, on the same draws: pass whatever is not shown to miss its bound (trap 16), and let each requirement
 fail at its own level (trap 17).
@@ -261,8 +343,9 @@ def main() -> None:
     for world in worlds():
         lines.append(row(world, rates(world, runs)))
         print(lines[-1], flush=True)
+    error = 100 * 1.96 * (0.05 * 0.95 / runs) ** 0.5
     page = HEAD.format(
-        seconds=time.monotonic() - began, runs=runs, few=runs // COST, error=100 * 1.96 * (0.05 * 0.95 / runs) ** 0.5,
+        seconds=time.monotonic() - began, runs=runs, few=runs // COST, error=error, wide=error * COST**0.5,
         margin=100 * MARGIN, base=100 * BASE, discordant=100 * DISCORDANT,
     )  # fmt: skip
     if arguments.write is not None:

@@ -29,11 +29,21 @@ def gate(
     against: Annotated[
         str | None, typer.Option("--against", help="Alias of the registry to compare with; champion by default.")
     ] = None,
-    stage: Annotated[str | None, typer.Option("--stage", help="Of a recipe: the gate whose decision counts; its last one by default.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="Of a model: YAML file with the settings of a stage `gate`.")] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Of a model: promote it where it passes, and write the history.")] = False,
-    replay: Annotated[Path | None, typer.Option("--replay", help="Decide again from the measurements in a gate.json.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Of a model: run folder to write.")] = Path("runs") / STAGE,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", help="Of a recipe: the gate whose decision counts; its last one by default."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Of a model: YAML file with the settings of a stage `gate`.")
+    ] = None,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Of a model: promote it where it passes, and write the history.")
+    ] = False,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="Decide again from the measurements in a gate.json.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Of a model: run folder to write.")] = Path("runs")
+    / STAGE,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -50,7 +60,9 @@ def gate(
     """
     given = [bool(model), replay is not None]
     if given.count(True) != 1:
-        raise ConfigError("Give a model folder or a recipe to decide about, or --replay with the gate.json of a decision.")
+        raise ConfigError(
+            "Give a model folder or a recipe to decide about, or --replay with the gate.json of a decision."
+        )
     if replay is not None:
         path, document = replay, _replayed(replay)
     elif Path(model).suffix in RECIPES:
@@ -84,7 +96,9 @@ def _of_recipe(
     if not gates:
         raise ConfigError(f"{path} has no stage of kind gate; add one, or name a model folder.")
     if stage is not None and stage not in gates:
-        raise ConfigError(f"--stage {stage}: {path} has no gate of that name.{did_you_mean(stage, gates)} It has: {', '.join(gates)}.")
+        raise ConfigError(
+            f"--stage {stage}: {path} has no gate of that name.{did_you_mean(stage, gates)} It has: {', '.join(gates)}."
+        )
     aliases = [] if against is None else [f"stages.{name}.alias={against}" for name in gates]
     recipe = load_recipe(path, [*overrides, *aliases])
     return _decided(recipe, stage or gates[-1], quiet=quiet, until=stage)
@@ -135,7 +149,11 @@ def _decided(recipe: RecipeConfig, name: str, *, quiet: bool, **options: Any) ->
     try:
         run_recipe(recipe, quiet=quiet, **options)
     except GateError as err:
-        stopped = [folder for folder in _gates_of(recipe) if any(f"stage {folder!r}" in note for note in getattr(err, "__notes__", []))]
+        stopped = [
+            folder
+            for folder in _gates_of(recipe)
+            if any(f"stage {folder!r}" in note for note in getattr(err, "__notes__", []))
+        ]
         if stopped != [name]:
             raise
     return path, read_evidence(path)
@@ -160,5 +178,8 @@ def _show(document: Mapping[str, Any], path: Path) -> None:
     whom = f"{champion.get('alias')} (version {champion.get('version')})" if champion else "no champion"
     candidate = mapping(document.get("candidate")).get("name")
     out.print(
-        printable(f"{document['decision']}: {candidate} against {whom}. Evidence: {path}"), markup=False, highlight=False, soft_wrap=True
+        printable(f"{document['decision']}: {candidate} against {whom}. Evidence: {path}"),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )

@@ -52,7 +52,11 @@ def registry_show(
     found = _opened(registry)
     path, aliases = found.path(name), found.aliases()
     version = found.version(int(path.parent.name))
-    events = [each for each in found.history() if (name == each.alias if name in aliases else version.number in (each.version, each.previous))]
+    events = [
+        each
+        for each in found.history()
+        if (name == each.alias if name in aliases else version.number in (each.version, each.previous))
+    ]
     if as_json:
         _print_json({**_version(version, aliases), "path": str(path), "history": [each.to_dict() for each in events]})
         return

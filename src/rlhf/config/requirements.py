@@ -1,11 +1,11 @@
 """What a gate can require of a candidate: one class for each kind, and the function that decides it, by text.
 
-    require:
-      - {kind: at_least, metric: judge_score, value: 3.5}
-      - {kind: non_inferior, suite: general}
-      - {kind: better, metric: win_rate}
-      - {kind: no_alarm, alarms: [kl, length]}
-      - my_package.my_gates:function
+require:
+  - {kind: at_least, metric: judge_score, value: 3.5}
+  - {kind: non_inferior, suite: general}
+  - {kind: better, metric: win_rate}
+  - {kind: no_alarm, alarms: [kl, length]}
+  - my_package.my_gates:function
 """
 
 from __future__ import annotations
@@ -232,6 +232,4 @@ def _from_text(value: Any) -> Any:
 if TYPE_CHECKING:
     RequirementSpec = Any  # any Requirement
 else:
-    RequirementSpec = Annotated[
-        reduce(or_, REQUIREMENTS), Field(discriminator="kind"), BeforeValidator(_from_text)
-    ]
+    RequirementSpec = Annotated[reduce(or_, REQUIREMENTS), Field(discriminator="kind"), BeforeValidator(_from_text)]

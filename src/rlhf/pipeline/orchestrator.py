@@ -303,7 +303,9 @@ class RLHFOrchestrator(StagedRun):
         if gated:
             candidate = f"{STAGE_INPUT}{name}"
             self._remember(
-                self.run_stage(f"{name}_{GATE}", {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require})
+                self.run_stage(
+                    f"{name}_{GATE}", {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require}
+                )
             )
         else:
             self._remember(record)

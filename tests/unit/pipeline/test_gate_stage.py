@@ -60,11 +60,18 @@ def test_a_pass_promotes_a_failure_leaves_the_champion_and_the_history_says_why(
 
 def test_a_gate_compares_both_on_the_same_items_and_its_file_replays(models, tmp_path):
     Registry(tmp_path / "registry").promote(models[0])
-    require = [{"kind": "non_inferior", "suite": SUITE, "margin": 0.9}, {"kind": "at_most", "suite": SUITE, "value": 0.99}]
+    require = [
+        {"kind": "non_inferior", "suite": SUITE, "margin": 0.9},
+        {"kind": "at_most", "suite": SUITE, "value": 0.99},
+    ]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"Who is {n}?"}) + "\n" for n in range(8)))
     require += [{"kind": "at_most", "metric": "judge_score", "value": 1000}, {"kind": "better", "metric": "win_rate"}]
-    settings = {"prompts": str(prompts), "judge": "tests.unit.evaluation.judge_for_tests:length", "sampling": {"max_new_tokens": 3}}
+    settings = {
+        "prompts": str(prompts),
+        "judge": "tests.unit.evaluation.judge_for_tests:length",
+        "sampling": {"max_new_tokens": 3},
+    }
     gated(tmp_path, {"gate": {"candidate": models[0], "require": require, "repeat": True, **settings}}).run()
     path = tmp_path / "runs" / "run" / "gate" / "gate.json"
     document = read_evidence(path)
@@ -83,8 +90,13 @@ def test_a_gate_compares_both_on_the_same_items_and_its_file_replays(models, tmp
 
 def test_a_gate_that_stops_the_run_has_decided_all_the_same(models, tmp_path):
     Registry(tmp_path / "registry").promote(models[0])
-    for decision, key, kind, code in (("fail", "on_fail", GateError, 20), ("undecided", "on_undecided", UndecidedGateError, 21)):
-        pipeline = gated(tmp_path, {"gate": {"candidate": models[1], "require": told(decision), key: "stop"}}, name=decision)
+    for decision, key, kind, code in (
+        ("fail", "on_fail", GateError, 20),
+        ("undecided", "on_undecided", UndecidedGateError, 21),
+    ):
+        pipeline = gated(
+            tmp_path, {"gate": {"candidate": models[1], "require": told(decision), key: "stop"}}, name=decision
+        )
         for _ in range(2):  # the same command again writes no second line
             with pytest.raises(kind, match=key) as caught:
                 pipeline.run()
@@ -109,7 +121,11 @@ def test_a_gate_that_only_decides_writes_no_history(models, tmp_path):
         },
     ).run()
     assert len(Registry(tmp_path / "registry").history()) == 1
-    assert weights(run / "good" / "model") != weights(run / "bad" / "model") == weights(Registry(tmp_path / "registry").path())
+    assert (
+        weights(run / "good" / "model")
+        != weights(run / "bad" / "model")
+        == weights(Registry(tmp_path / "registry").path())
+    )
 
 
 def test_a_champion_whose_files_were_changed_is_compared_with_nobody(models, tmp_path):
@@ -140,8 +156,16 @@ def test_alarms_of_a_training_stage_decide(models, tmp_path):
     rows.write_text("".join(json.dumps({"prompt": f"{n}?", "completion": "yes"}) + "\n" for n in range(4)))
     stages = {
         "sft": {"kind": "sft", "model": models[0], "data": str(rows), "max_steps": 1, "batch_size": 2},
-        "quiet": {"kind": "gate", "candidate": "stage:sft", "require": {"kind": "no_alarm", "alarms": ["grad_norm", "finite"]}},
-        "blind": {"kind": "gate", "candidate": "stage:quiet", "require": {"kind": "no_alarm", "stage": "stage:blind_sft"}},
+        "quiet": {
+            "kind": "gate",
+            "candidate": "stage:sft",
+            "require": {"kind": "no_alarm", "alarms": ["grad_norm", "finite"]},
+        },
+        "blind": {
+            "kind": "gate",
+            "candidate": "stage:quiet",
+            "require": {"kind": "no_alarm", "stage": "stage:blind_sft"},
+        },
     }
     stages["blind_sft"] = {**stages["sft"], "guards": "off"}
     stages["blind"] = stages.pop("blind")

@@ -69,7 +69,9 @@ def test_an_error_leaves_the_champion_and_a_line_and_stop_stops(start, rows, tmp
     monkeypatch.setattr("rlhf.pipeline.run.write_report", lambda run: run / "report.html")
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{")
-    loop = RLHFOrchestrator(start, output_dir=tmp_path / "run", quiet=True, require=[told("fail")], on_regression="stop")
+    loop = RLHFOrchestrator(
+        start, output_dir=tmp_path / "run", quiet=True, require=[told("fail")], on_regression="stop"
+    )
     with pytest.raises(DataError):
         loop.run_sft(broken, **SHORT)
     assert loop.models == {}

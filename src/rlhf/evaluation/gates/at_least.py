@@ -28,10 +28,12 @@ def above(requirement: BoundedRequirement, found: Measurements, confidence: floa
     pairs = measured.pairs(compared=False)
     if pairs.obstacle:
         return undecided(pairs.obstacle)
-    ruling = mean_above(
-        sign * pairs.candidate, sign * requirement.value, confidence=confidence, largest=pairs.largest
+    ruling = mean_above(sign * pairs.candidate, sign * requirement.value, confidence=confidence, largest=pairs.largest)
+    return (
+        _in_its_units(ruling, requirement.about, sign, is_share=pairs.largest is not None)
+        if "low" in ruling.evidence
+        else ruling
     )
-    return _in_its_units(ruling, requirement.about, sign, is_share=pairs.largest is not None) if "low" in ruling.evidence else ruling
 
 
 def _in_its_units(ruling: Ruling, name: str, sign: int, *, is_share: bool) -> Ruling:
@@ -39,7 +41,13 @@ def _in_its_units(ruling: Ruling, name: str, sign: int, *, is_share: bool) -> Ru
     given = dict(ruling.evidence)
     ends = sorted(sign * given.pop(end) for end in ("low", "high"))
     ends = [min(max(end, 0.0), 1.0) for end in ends] if is_share else ends
-    found = {"value": sign * given.pop("difference"), "low": ends[0], "high": ends[1], **given, "bound": sign * given["bound"]}
+    found = {
+        "value": sign * given.pop("difference"),
+        "low": ends[0],
+        "high": ends[1],
+        **given,
+        "bound": sign * given["bound"],
+    }
     told = f"{name} is {found['value']:.4g} [{ends[0]:.4g}, {ends[1]:.4g}] over {found['n']:,} prompts"
     wanted = f"at {'least' if sign > 0 else 'most'} {found['bound']:g} is required"
     more = found.get("num_more")

@@ -31,10 +31,15 @@ def read_evidence(path: Path | str) -> dict[str, Any]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise DataError(f"{path} can't be read as the evidence of a gate: {err}.") from err
-    if not isinstance(found, dict) or not {"requirements", "measurements", "decision", "rulings", "confidence"} <= found.keys():
+    if (
+        not isinstance(found, dict)
+        or not {"requirements", "measurements", "decision", "rulings", "confidence"} <= found.keys()
+    ):
         raise DataError(f"{path} is no evidence of a gate; give the {FILE} that a gate wrote.")
     if found.get("schema") != SCHEMA:
-        raise DataError(f"{path} has schema {found.get('schema')!r}, and this version reads {SCHEMA}; use the version that wrote it.")
+        raise DataError(
+            f"{path} has schema {found.get('schema')!r}, and this version reads {SCHEMA}; use the version that wrote it."
+        )
     return found
 
 

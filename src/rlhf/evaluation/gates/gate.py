@@ -104,5 +104,9 @@ def _reason(decision: Decision, counted: Mapping[str, Ruling], measurements: Mea
     if decision is Decision.PASS:
         first = "" if measurements.has_champion else " It is the first champion: there was none to compare with."
         names = ", ".join(f"{name}{_numbers(ruling)}" for name, ruling in counted.items())
-        return f"Met: {names}.{first}" if names else "There was no champion to compare with, and nothing else was required."
+        return (
+            f"Met: {names}.{first}"
+            if names
+            else "There was no champion to compare with, and nothing else was required."
+        )
     return " ".join(f"{name}: {ruling.reason}" for name, ruling in counted.items() if ruling.decision is decision)

@@ -178,7 +178,9 @@ class Measurements:
                 missing=found["missing"],
             )
         except (KeyError, TypeError, AttributeError) as err:
-            raise DataError(f"These are no measurements of a gate: {err!r}. Give the gate.json that a gate wrote.") from err
+            raise DataError(
+                f"These are no measurements of a gate: {err!r}. Give the gate.json that a gate wrote."
+            ) from err
 
 
 def minus_neutral(ruling: Ruling, measured: MetricMeasurement) -> Ruling:
@@ -222,7 +224,8 @@ def _too_few(name: str, whose: str, values: Values) -> str | None:
 
 
 def _flaky(name: str, champion: Values, again: Values) -> str | None:
-    differences = [again[key] - value for key, value in champion.items() if value is not None and _known(again.get(key))]  # type: ignore[operator]
+    both = [(champion[key], again[key]) for key in champion if key in again]
+    differences = [new - old for old, new in both if old is not None and new is not None]
     found = mean_interval(differences, confidence=REPEAT_CONFIDENCE)
     if found.measured and (found.low > 0 or found.high < 0):
         return (

@@ -16,10 +16,19 @@ def no_alarm(requirement: NoAlarm, found: Measurements, confidence: float) -> Ru
     key = requirement.stage or ""
     stage = found.stages.get(key)
     if stage is None:
-        return undecided(found.missing.get(f"alarms {key}".strip(), f"nothing is recorded of {key or 'the stage that made the candidate'}"))
+        return undecided(
+            found.missing.get(
+                f"alarms {key}".strip(), f"nothing is recorded of {key or 'the stage that made the candidate'}"
+            )
+        )
     asked = requirement.alarms or list(stage.watched)
     spoke = [alarm for alarm in stage.alarms if alarm.get("guard") in asked]
-    evidence = {"stage": stage.stage, "asked": list(asked), "num_alarms": len(spoke), "alarms": [dict(each) for each in spoke[:SHOWN]]}
+    evidence = {
+        "stage": stage.stage,
+        "asked": list(asked),
+        "num_alarms": len(spoke),
+        "alarms": [dict(each) for each in spoke[:SHOWN]],
+    }
     if spoke:
         first = spoke[0]
         return Ruling(
@@ -28,7 +37,11 @@ def no_alarm(requirement: NoAlarm, found: Measurements, confidence: float) -> Ru
             evidence=evidence,
         )
     if blind := [name for name in asked if name not in stage.watched]:
-        return undecided(f"{', '.join(blind)} did not watch {stage.stage} (off, or without a metric there), so silence says nothing")
+        return undecided(
+            f"{', '.join(blind)} did not watch {stage.stage} (off, or without a metric there), so silence says nothing"
+        )
     if not asked:
         return undecided(f"no guard watched {stage.stage}, so silence says nothing")
-    return Ruling(decision=Decision.PASS, reason=f"{stage.stage}: none of {', '.join(asked)} raised an alarm.", evidence=evidence)
+    return Ruling(
+        decision=Decision.PASS, reason=f"{stage.stage}: none of {', '.join(asked)} raised an alarm.", evidence=evidence
+    )

@@ -36,4 +36,6 @@ def non_inferior(requirement: NonInferior, found: Measurements, confidence: floa
     pairs = measured.pairs(compared=True)
     if pairs.obstacle:
         return undecided(pairs.obstacle)
-    return noninferiority(sign * (pairs.candidate - pairs.champion), margin, confidence=confidence, largest=pairs.largest)
+    return noninferiority(
+        sign * (pairs.candidate - pairs.champion), margin, confidence=confidence, largest=pairs.largest
+    )

@@ -101,7 +101,12 @@ def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str
         registry.verify(current.number)
         path = registry.path(current.number)
         champion = load_policy(stage.candidate.updated(path=str(path), revision=None), at, seed=seed)
-        about = {"alias": stage.alias, "version": current.number, "folder": str(path), "fingerprint": champion.fingerprint()}
+        about = {
+            "alias": stage.alias,
+            "version": current.number,
+            "folder": str(path),
+            "fingerprint": champion.fingerprint(),
+        }
     names = (called(stage.candidate.path), f"{stage.alias} {current.name if current is not None else ''}".strip())
     measured = measure_contenders(stage, at, Contenders(candidate, champion, names), folder)
     found = decide(stage.require, measured, confidence=stage.confidence)
@@ -127,7 +132,9 @@ def _folder_of(stage: GateStage, at: StageContext) -> Path:
     source = at.model(stage.candidate).path
     folder = embedded_folder() if source == EMBEDDED else Path(source or "").expanduser()
     if source is None or not folder.is_dir():
-        raise ModelError(f"stages.{at.name}.candidate is {source}, and a gate promotes folders; save the model to one first.")
+        raise ModelError(
+            f"stages.{at.name}.candidate is {source}, and a gate promotes folders; save the model to one first."
+        )
     return folder
 
 
@@ -147,7 +154,9 @@ def _carry_out(stage: GateStage, document: Mapping[str, Any], registry: Registry
     return registry.promote(candidate, alias=stage.alias, reason=reason, evidence=evidence, instead_of=before).number
 
 
-def _stop_where_asked(stage: GateStage, at: StageContext, decision: Decision, reason: str, *, champion: int | None) -> None:
+def _stop_where_asked(
+    stage: GateStage, at: StageContext, decision: Decision, reason: str, *, champion: int | None
+) -> None:
     if decision is Decision.PASS:
         return
     kind = GateError if decision is Decision.FAIL else UndecidedGateError

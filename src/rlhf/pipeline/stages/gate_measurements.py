@@ -122,12 +122,16 @@ def watching(stage: Any, logged: Collection[str]) -> list[str]:
             if guards.action_of(name) != "off" and (any(map(seen, looks_at)) if looks_at else bool(logged)):
                 found.append(name)
     if hacking is not None:
-        found += [name for name in hacking.of_each() if hacking.action_of(name) != "off" and seen(DETECTORS[name].metric)]
+        found += [
+            name for name in hacking.of_each() if hacking.action_of(name) != "off" and seen(DETECTORS[name].metric)
+        ]
     return found
 
 
 def _metrics(stage: GateStage, at: StageContext, contenders: Contenders) -> dict[str, MetricMeasurement]:
-    wanted = [name for each in stage.require for name in each.metrics_read() if contenders.champion or not each.compares]
+    wanted = [
+        name for each in stage.require for name in each.metrics_read() if contenders.champion or not each.compares
+    ]
     wanted = list(dict.fromkeys(wanted))
     if not wanted:
         return {}
@@ -136,7 +140,12 @@ def _metrics(stage: GateStage, at: StageContext, contenders: Contenders) -> dict
     prompts: list[Prompt] = []
     if stage.prompts is not None:
         prompts = read_prompts(
-            stage.prompts, candidate, at, limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop"
+            stage.prompts,
+            candidate,
+            at,
+            limit=stage.limit,
+            max_prompt_length=stage.max_prompt_length,
+            truncation="drop",
         )
     reward_model = RewardModel.from_pretrained(at.path(stage.reward_model)) if stage.reward_model else None
     judge = open_judge(stage.judge, at) if stage.judge is not None else None
@@ -194,7 +203,15 @@ def _values(prompts: Sequence[str], measured: Mapping[str, Any], name: str) -> V
 
 def _measured_with(stage: GateStage, prompts: Sequence[Prompt]) -> str:
     """Hash of all that decides a metric but the model: prompts as they are asked, sampling, and who judges."""
-    keys = {"judge", "reward_model", "sampling", "samples_per_prompt", "solved_at", "toxicity_classifier", "refusal_patterns"}
+    keys = {
+        "judge",
+        "reward_model",
+        "sampling",
+        "samples_per_prompt",
+        "solved_at",
+        "toxicity_classifier",
+        "refusal_patterns",
+    }
     settings = stage.model_dump(mode="json", include=keys)
     text = json.dumps([settings, [[prompt.id, list(prompt.ids)] for prompt in prompts]], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -209,7 +226,10 @@ def _suites(stage: GateStage, at: StageContext, contenders: Contenders) -> dict[
             suite = load_suite(resolved_suite(source, at))
             name = source if isinstance(source, str) else suite.name
             if name not in found:
-                with at.naming("require", RewardError, what="The scorer is"), at.log.progress(at.name, len(suite.items)) as bar:
+                with (
+                    at.naming("require", RewardError, what="The scorer is"),
+                    at.log.progress(at.name, len(suite.items)) as bar,
+                ):
                     found[name] = _ask(stage, suite, contenders, bar.advance)
     return found
 

@@ -124,12 +124,16 @@ def test_trap_17_failures_are_corrected_for_the_number_of_requirements():
     assert together.decision is UNDECIDED
     first = together.rulings["non_inferior judge_score/x0"]
     assert first.evidence["p_beyond"] < 0.05 < first.evidence["p_beyond_holm"]
-    assert {ruling.decision for name, ruling in together.rulings.items() if name != "non_inferior judge_score/x0"} == {PASS}
+    assert {ruling.decision for name, ruling in together.rulings.items() if name != "non_inferior judge_score/x0"} == {
+        PASS
+    }
 
 
 def test_an_alarm_is_no_chance_and_needs_no_correction():
     alarms = StageAlarms(stage="ppo", watched=["kl"], alarms=[{"guard": "kl", "step": 3, "message": "far"}])
-    found = measured(*[metric(shares(300), shares(300), name=f"judge_score/x{n}") for n in range(5)], stages={"": alarms})
+    found = measured(
+        *[metric(shares(300), shares(300), name=f"judge_score/x{n}") for n in range(5)], stages={"": alarms}
+    )
     requirements = [required("non_inferior", metric=f"judge_score/x{n}", margin=0.05) for n in range(5)]
     assert decide([*requirements, required("no_alarm")], found).decision is FAIL
 
@@ -196,7 +200,9 @@ def test_metrics_that_are_no_mean_are_decided_by_their_interval():
     loss = ruling_of(required("non_inferior", metric="length", margin=1), measured(length))
     assert loss.decision is FAIL
     assert loss.evidence["p_beyond"] == pytest.approx(0.00164, abs=1e-4)  # (4 - 1) / (2 / 1.96) = 2.94 standard errors
-    point = MetricMeasurement(name="length", estimate={"value": 5, "low": None, "high": None, "n": 1, "reason": "one text"})
+    point = MetricMeasurement(
+        name="length", estimate={"value": 5, "low": None, "high": None, "n": 1, "reason": "one text"}
+    )
     assert "one text" in ruling_of(required("at_most", metric="length", value=40), measured(point)).reason
 
 
@@ -207,7 +213,9 @@ def test_silence_of_a_guard_that_was_off_says_nothing():
     assert ruling_of(required("no_alarm", alarms=["length"]), measured(stages={"": stage})).decision is UNDECIDED
     nobody = StageAlarms(stage="ppo", watched=[], alarms=[])
     assert ruling_of(required("no_alarm"), measured(stages={"": nobody})).decision is UNDECIDED
-    other = StageAlarms(stage="ppo", watched=["kl", "length"], alarms=[{"guard": "length", "step": 1, "message": "long"}])
+    other = StageAlarms(
+        stage="ppo", watched=["kl", "length"], alarms=[{"guard": "length", "step": 1, "message": "long"}]
+    )
     assert ruling_of(required("no_alarm", alarms=["kl"]), measured(stages={"": other})).decision is PASS
 
 

@@ -26,7 +26,14 @@ DOCUMENT = {
         "non_inferior general": {"decision": "undecided", "reason": "Nobody.", "evidence": {"no_champion": True}},
     },
 }  # fmt: skip
-EVENT = {"time": "2026-11-24T03:45:46+00:00", "action": "refuse", "previous": 1, "version": 1, "candidate": "dpo_2/model", "reason": "lost"}
+EVENT = {
+    "time": "2026-11-24T03:45:46+00:00",
+    "action": "refuse",
+    "previous": 1,
+    "version": 1,
+    "candidate": "dpo_2/model",
+    "reason": "lost",
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +49,15 @@ def run(tmp_path_factory):
 def test_the_page_shows_requirements_numbers_reasons_and_history(run):
     page = render(read_run(run), strict=True)
     section = page[page.index('<section id="gates">') :].partition("</section>")[0]
-    for text in ("dpo_2 failed", "champion, version 1", "better win_rate", "kl did not watch.", "refuse", "lost", "1 → 1"):
+    for text in (
+        "dpo_2 failed",
+        "champion, version 1",
+        "better win_rate",
+        "kl did not watch.",
+        "refuse",
+        "lost",
+        "1 → 1",
+    ):
         assert text in section
     assert "All of it below &lt;0&gt;." in section
     assert "not compared" in section
