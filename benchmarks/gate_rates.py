@@ -32,6 +32,10 @@ KINDS = {kind.kind_name(): kind for kind in REQUIREMENTS}
 STATED = 0.05
 COST = 2
 """Of gates of several suites."""
+CHEAP = 0.25
+"""Of gates that read a metric."""
+HEAVY_60, HEAVY_200 = 0.035, 0.03
+"""Of ``better`` with numbers that have no bound and heavy tails: t intervals are approximate there."""
 HALF = 0.025
 """Of ``better``, whose interval is two-sided."""
 
@@ -47,7 +51,7 @@ class World:
     """Stated: a candidate that misses the requirement passes in at most this share of runs."""
     most_fail: float | None = None
     """Stated: one that meets it fails in at most this share."""
-    cost: int = 1
+    cost: float = 1
     """Such a world gets so many times fewer runs."""
 
 
@@ -71,7 +75,7 @@ class Rates:
 def rates(world: World, runs: int) -> Rates:
     """What the gate says of the world."""
     rng = np.random.default_rng(derive_seed(0, "gates", world.name))
-    found = [decide(world.requirements, world.draw(rng)) for _ in range(max(1, runs // world.cost))]
+    found = [decide(world.requirements, world.draw(rng)) for _ in range(max(1, round(runs / world.cost)))]
     failed_alone = [_fails_alone(each) for each in found]
     return Rates(
         passed=float(np.mean([each.decision is Decision.PASS for each in found])),
@@ -258,6 +262,7 @@ def worlds() -> Iterator[World]:
         name=f"better, win rate, n = {N}, unchanged",
         requirements=wins,
         draw=win_rate(0.5),
+        cost=CHEAP,
         most_pass=HALF,
         most_fail=HALF,
     )
@@ -265,37 +270,64 @@ def worlds() -> Iterator[World]:
         name="better, win rate, n = 60, unchanged",
         requirements=wins,
         draw=win_rate(0.5, n=60),
+        cost=CHEAP,
         most_pass=HALF,
         most_fail=HALF,
     )
-    yield World(name=f"better, win rate, n = {N}, truly 45 %", requirements=wins, draw=win_rate(0.45), most_pass=HALF)
-    yield World(name=f"better, win rate, n = {N}, truly 58 %", requirements=wins, draw=win_rate(0.58), most_fail=HALF)
-    scores = [required("better", metric="judge_score")]
     yield World(
-        name="better, raw scores, n = 200, unchanged",
-        requirements=scores,
-        draw=raw_scores(0.0),
+        name=f"better, win rate, n = {N}, truly 45 %",
+        requirements=wins,
+        draw=win_rate(0.45),
+        cost=CHEAP,
         most_pass=HALF,
+    )
+    yield World(
+        name=f"better, win rate, n = {N}, truly 58 %",
+        requirements=wins,
+        draw=win_rate(0.58),
+        cost=CHEAP,
         most_fail=HALF,
     )
+    scores = [required("better", metric="judge_score")]
+    for n, most in ((60, HEAVY_60), (200, HEAVY_200)):
+        name = f"better, heavy-tailed scores without bounds, n = {n}, unchanged"
+        yield World(name=name, requirements=scores, draw=raw_scores(0.0, n), most_pass=most, most_fail=most, cost=CHEAP)
     least, most = ([required(kind, metric="judge_score", value=0.8)] for kind in ("at_least", "at_most"))
     yield World(
-        name=f"at_least .8, n = {N}, truly .8", requirements=least, draw=share(0.8), most_pass=STATED, most_fail=STATED
+        name=f"at_least .8, n = {N}, truly .8",
+        requirements=least,
+        draw=share(0.8),
+        cost=CHEAP,
+        most_pass=STATED,
+        most_fail=STATED,
     )
     yield World(
         name="at_least .8, n = 60, truly .8",
         requirements=least,
         draw=share(0.8, 60),
+        cost=CHEAP,
         most_pass=STATED,
         most_fail=STATED,
     )
-    yield World(name=f"at_least .8, n = {N}, truly .75", requirements=least, draw=share(0.75), most_pass=STATED)
     yield World(
-        name=f"at_most .8, n = {N}, truly .8", requirements=most, draw=share(0.8), most_pass=STATED, most_fail=STATED
+        name=f"at_least .8, n = {N}, truly .75", requirements=least, draw=share(0.75), cost=CHEAP, most_pass=STATED
+    )
+    yield World(
+        name=f"at_most .8, n = {N}, truly .8",
+        requirements=most,
+        draw=share(0.8),
+        cost=CHEAP,
+        most_pass=STATED,
+        most_fail=STATED,
     )
     rare = [required("at_most", metric="judge_score", value=0.01)]
     yield World(
-        name=f"at_most .01, n = {N}, truly .01", requirements=rare, draw=share(0.01), most_pass=STATED, most_fail=STATED
+        name=f"at_most .01, n = {N}, truly .01",
+        requirements=rare,
+        draw=share(0.01),
+        cost=CHEAP,
+        most_pass=STATED,
+        most_fail=STATED,
     )
 
 
@@ -305,8 +337,9 @@ HEAD = """# How often gates err, by simulation
 
 <!-- written by benchmarks/gate_rates.py; do not edit by hand -->
 
-Made by `python benchmarks/gate_rates.py --write docs/results/gates.md` in {seconds:.0f} s on one core, {runs:,} runs a row (of several
-suites {few:,}): a share of 5 % is known to within {error:.1f} points, of several suites to {wide:.1f}. What is stated is in
+Made by `python benchmarks/gate_rates.py --write docs/results/gates.md` in {seconds:.0f} s on one core, {runs:,} runs a row
+(of several suites {few:,}, of metrics {many:,}): a share of 5 % is known to within {error:.1f} points, of several suites {wide:.1f}, of
+metrics {narrow:.1f}. What is stated is in
 [gates.md](../gates.md). The truth of each row is known; the gate is the library's own (`decide`). A suite has a margin of {margin:g} points,
 the champion solves {base:g} % of it, and two models of one quality differ on {discordant:g} % of its items. `no_alarm` has no rate of its
 own: it fails as often as the guards that it names give a false alarm.
@@ -345,7 +378,9 @@ def main() -> None:
         print(lines[-1], flush=True)
     error = 100 * 1.96 * (0.05 * 0.95 / runs) ** 0.5
     page = HEAD.format(
-        seconds=time.monotonic() - began, runs=runs, few=runs // COST, error=error, wide=error * COST**0.5,
+        seconds=time.monotonic() - began, runs=runs, few=runs // COST,
+        many=round(runs / CHEAP),
+        narrow=error * CHEAP**0.5, error=error, wide=error * COST**0.5,
         margin=100 * MARGIN, base=100 * BASE, discordant=100 * DISCORDANT,
     )  # fmt: skip
     if arguments.write is not None:

@@ -98,7 +98,8 @@ class RLHFOrchestrator(StagedRun):
         device: Where models are, as in a recipe: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         quiet: Print nothing.
         suites: Capability suites (bundled names, YAML files, settings) that every policy is asked before and after a stage that trains it.
-        require: Further requirements of a gate, such as ``Better(metric="win_rate")``, or as a recipe has them; both make a stage ``NAME_gate`` behind each such stage.
+        require: Further requirements of a gate, such as ``Better(metric="win_rate")``, or as a recipe has them; both make a stage
+            ``NAME_gate`` behind each such stage.
         on_regression: What a policy that fails leads to: ``rollback``, later stages go on from the champion; or ``stop``.
         gate: Further keys of the stage ``gate``, such as ``prompts`` and ``judge``.
 

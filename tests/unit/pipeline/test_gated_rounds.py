@@ -29,7 +29,11 @@ def test_bad_data_in_round_two_is_caught_and_rolled_back(tmp_path):
             stage["require"] = [{**each, "value": 0.4} if "value" in each else each for each in stage["require"]]
     Pipeline(RecipeConfig.of({**tree, "output_dir": str(tmp_path / "runs")})).run()
     registry, run = Registry(tmp_path / "registry"), tmp_path / "runs" / "gated_rounds"
-    assert [(event.action, event.version) for event in registry.history()] == [("promote", 1), ("refuse", 1), ("promote", 2)]
+    assert [(event.action, event.version) for event in registry.history()] == [
+        ("promote", 1),
+        ("refuse", 1),
+        ("promote", 2),
+    ]
     lineage = [version.lineage["stage"] for version in registry.versions()]
     assert lineage == ["dpo_1", "dpo_3"]
     for name in ("gate_1", "gate_2", "gate_3"):
