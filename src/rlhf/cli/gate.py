@@ -13,11 +13,12 @@ from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, c
 from rlhf.cli.run import run_recipe
 from rlhf.errors import ConfigError, GateError, ModelError, did_you_mean, printable
 from rlhf.formatting import mapping
+from rlhf.pipeline.kinds import GATE
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
 
-STAGE = "gate"
+STAGE = GATE
 EXIT_CODES = {"pass": 0, "fail": 20, "undecided": 21}
 """Apart from those of errors, which docs/reliability.md lists."""
 RECIPES = (".yaml", ".yml")

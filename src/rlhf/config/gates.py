@@ -118,12 +118,9 @@ class GateStage(StageConfig):
         labels = [each.label for each in self.require]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(f"two requirements are called {twice[0]!r}; give one of them a `name`")
-        for complaint in self._unmet_needs():
-            raise ValueError(complaint)
-        for suite in self.suites:
-            if isinstance(suite, SuiteConfig) and (complaint := self.engine.complaint(suite.sampling)):
-                raise ValueError(complaint)
-        if complaint := self.engine.complaint(self.sampling):
+        asked = [self.sampling, *(suite.sampling for suite in self.suites if isinstance(suite, SuiteConfig))]
+        complaints = [*self._unmet_needs(), *(self.engine.complaint(sampling) for sampling in asked)]
+        if complaint := next(filter(None, complaints), None):
             raise ValueError(complaint)
         if is_lowered(self.engine):
             raise ValueError("engine.weights must be same: a gate measures the model itself")

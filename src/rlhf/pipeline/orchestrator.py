@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
+from rlhf.config.requirements import Requirement
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ConfigError, RLHFError, text_of
 from rlhf.models.reference import ReferenceModel
@@ -97,7 +98,8 @@ class RLHFOrchestrator(StagedRun):
         device: Where models are, as in a recipe: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         quiet: Print nothing.
         suites: Capability suites (bundled names, YAML files, settings) that every policy is asked before and after a stage that trains it.
-        require: Further requirements of a gate, as a recipe has them; both make a stage ``NAME_gate`` behind each such stage.
+        require: Further requirements of a gate, such as ``Better(metric="win_rate")``, or as a recipe has them; both make a stage
+            ``NAME_gate`` behind each such stage.
         on_regression: What a policy that fails leads to: ``rollback``, later stages go on from the champion; or ``stop``.
         gate: Further keys of the stage ``gate``, such as ``prompts`` and ``judge``.
 
@@ -114,14 +116,15 @@ class RLHFOrchestrator(StagedRun):
         device: str = AUTO,
         quiet: bool = False,
         suites: Sequence[Any] = (),
-        require: Sequence[Mapping[str, Any] | str] = (),
+        require: Sequence[Requirement | Mapping[str, Any] | str] = (),
         on_regression: Literal["rollback", "stop"] = "rollback",
         gate: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(output_dir, seed=seed, device=device, quiet=quiet)
         self.model = self._source(model, "model")
         asked = [suite if isinstance(suite, Mapping) else str(suite) for suite in suites]
-        self.require = [*({"kind": "non_inferior", "suite": suite} for suite in asked), *require]
+        given = [each.model_dump(mode="json") if isinstance(each, Requirement) else each for each in require]
+        self.require = [*({"kind": "non_inferior", "suite": suite} for suite in asked), *given]
         self.gate = {"on_fail": on_regression, **(gate or {})}
         self.registry = Registry(self.gate.setdefault("registry", str(self.run_dir / DEFAULT)))
         """Its champion is the newest policy that lost nothing; the first one is the model that training starts from."""

@@ -29,13 +29,18 @@ def above(requirement: BoundedRequirement, found: Measurements, confidence: floa
     if pairs.obstacle:
         return undecided(pairs.obstacle)
     ruling = mean_above(sign * pairs.candidate, sign * requirement.value, confidence=confidence, largest=pairs.largest)
-    return _in_its_units(ruling, requirement.about, sign) if "low" in ruling.evidence else ruling
+    return (
+        _in_its_units(ruling, requirement.about, sign, is_share=pairs.largest is not None)
+        if "low" in ruling.evidence
+        else ruling
+    )
 
 
-def _in_its_units(ruling: Ruling, name: str, sign: int) -> Ruling:
+def _in_its_units(ruling: Ruling, name: str, sign: int, *, is_share: bool) -> Ruling:
     """The same decision, told of the metric and not of its negative."""
     given = dict(ruling.evidence)
     ends = sorted(sign * given.pop(end) for end in ("low", "high"))
+    ends = [min(max(end, 0.0), 1.0) for end in ends] if is_share else ends
     found = {
         "value": sign * given.pop("difference"),
         "low": ends[0],

@@ -224,11 +224,8 @@ def _too_few(name: str, whose: str, values: Values) -> str | None:
 
 
 def _flaky(name: str, champion: Values, again: Values) -> str | None:
-    differences = [
-        now - value
-        for key, value in champion.items()
-        if value is not None and (now := again.get(key)) is not None and _known(now)
-    ]
+    both = [(champion[key], again[key]) for key in champion if key in again]
+    differences = [new - old for old, new in both if old is not None and new is not None]
     found = mean_interval(differences, confidence=REPEAT_CONFIDENCE)
     if found.measured and (found.low > 0 or found.high < 0):
         return (

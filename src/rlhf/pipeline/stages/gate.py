@@ -60,7 +60,7 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
         shutil.copytree(source, aside, dirs_exist_ok=True)
     leaves = called(stage.candidate.path) if passed else f"{stage.alias}, version {version}"
     return StageOutcome(
-        f"{decision}: {document['reason']} Goes on with {leaves}.",
+        f"{decision}, goes on with {leaves}. {document['reason'].removesuffix('.')}",
         {
             "decision": str(decision),
             "promoted": passed and stage.promote,
