@@ -62,8 +62,8 @@ def healthy_lines(rows: Sequence[Row]) -> list[str]:
     steps, looks = sum(row["steps"] for row in rows), sum(row["looks"] for row in rows)
     lines = [
         f"{len(rows)} runs, {steps:,} optimizer steps, {looks:,} looks at 128 held-out prompts: as many looks as",
-        f"{looks / LOOKS_OF_1000_STEPS:.0f} simulated runs of 1,000 steps have. An alarm is an excursion, raised again only after ten values within",
-        "limits.",
+        f"{looks / LOOKS_OF_1000_STEPS:.0f} simulated runs of 1,000 steps have. An alarm is an excursion, raised again only after ten",
+        "values within limits.",
         "",
         "| detector | runs with an alarm | alarms | per 1,000 steps | per 50 looks |",
         "|---|---|---|---|---|",
