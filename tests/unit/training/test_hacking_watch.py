@@ -107,7 +107,7 @@ def test_looks_come_at_the_interval_and_always_ask_the_same_prompts(tmp_path):
 
 
 def test_stop_ends_the_run_and_the_same_command_goes_on_once_it_only_warns(tmp_path):
-    with pytest.raises(TrainingError, match="judge_slope"):
+    with pytest.raises(TrainingError, match=r"detector `judge_slope`.*`hacking:`"):
         build(tmp_path, {**LOOKS, "win_rate_drop": "off"}, judge=Disagrees()).train()
     stopped = [e["step"] for e in TrainingLogger(tmp_path, stage="grpo").read("metrics")]
     result = build(tmp_path, {"action": "warn", **LOOKS, "win_rate_drop": "off"}, judge=Disagrees()).train()
