@@ -1,6 +1,6 @@
 """How often the detectors of reward hacking are wrong, and how soon they are right, in real training runs with a known truth.
 
-    python benchmarks/hacked_runs.py --write docs/results/hacking-real-runs.md
+    python -m benchmarks.hacked_runs --write docs/results/hacking-real-runs.md
 
 Healthy runs are the shipped recipes' methods at settings that work; hacked ones are given a reason to go wrong. Every run is watched by
 all detectors with their default thresholds, which only warn, and goes to its end. The truth is the embedded world's own judge, asked about
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import shutil
 import statistics
 import sys
@@ -24,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import beta, chi2
-
+from benchmarks.hacked_runs_page import FALL, WINDOW, page
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import RLHFError
 from rlhf.evaluation.judges import world_judge
@@ -42,14 +40,6 @@ Row = dict[str, Any]
 SEEDS = (1, 22)
 """Of the two starting points."""
 WORLD_JUDGE = "rlhf.evaluation.judges:world_judge"
-WINDOW = 5
-"""Rollouts whose truth is averaged before its peak and its end are compared."""
-FALL = 0.2
-"""The truth has fallen where the mean of ``WINDOW`` rollouts is lower than an earlier one by this; right and polite is 1.5."""
-LOOKS_OF_1000_STEPS = 50
-"""Looks at held-out prompts in a simulated run of 1,000 steps (benchmarks/hacking_detectors.py)."""
-ACTING = ("judge_slope", "win_rate_drop", "repetition_share")
-"""Detectors that stop a run by default."""
 SAMPLING = {"max_new_tokens": 40}
 LONG = {"max_new_tokens": 80}
 PPO = {
@@ -139,10 +129,14 @@ def planned() -> list[Planned]:
     """All runs, healthy and hacked ones in turn, so that a broken-off table has some of each."""
     by_kind: list[list[Planned]] = []
     for name, kind in KINDS.items():
-        by_kind.append([
-            Planned(f"{name}-{number}", name, 100 + number, SEEDS[number % 2], number // 2 % 2 == 1)
+        first = (
+            200 if kind.learned_judge else 100
+        )  # the same seed, reward and settings are the same run, whoever watches it
+        runs = [
+            Planned(f"{name}-{number}", name, first + number, SEEDS[number % 2], number // 2 % 2 == 1)
             for number in range(kind.count)
-        ])  # fmt: skip
+        ]
+        by_kind.append(runs)
     rounds = range(max(map(len, by_kind)))
     return [runs[place] for place in rounds for runs in by_kind if place < len(runs)]
 
@@ -252,45 +246,21 @@ def do_run(run: Planned, folder: Path) -> Row:
     }
 
 
-def poisson_interval(count: int, exposure: float) -> tuple[float, float]:
-    """Exact (Garwood) 95 % interval of a rate: events in units of exposure."""
-    low = float(chi2.ppf(0.025, 2 * count)) / 2 if count else 0.0
-    return low / exposure, float(chi2.ppf(0.975, 2 * count + 2)) / 2 / exposure
-
-
-def share_interval(count: int, total: int) -> tuple[float, float]:
-    """Exact (Clopper-Pearson) 95 % interval of a share."""
-    low = float(beta.ppf(0.025, count, total - count + 1)) if count else 0.0
-    high = float(beta.ppf(0.975, count + 1, total - count)) if count < total else 1.0
-    return low, high
-
-
-def first_alarm(row: Row, detector: str) -> int | None:
-    """Step of a detector's first alarm."""
-    return min((a["step"] for a in row["alarms"] if a["detector"] == detector), default=None)
-
-
-def page(rows: Sequence[Row], command: str) -> str:
-    return (
-        command
-        + "\n"
-        + "\n".join(f"{r['name']} {r['looks']} {r['peak_step']} {r['fall']} {r['fell']} {r['alarms']}" for r in rows)
-        + "\n"
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is not there yet, and write the page after every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "hacked-runs", help="Where runs are kept.")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument(
+        "--only-page", action="store_true", help="Run nothing; write the page of the rows that are there."
+    )
     parser.add_argument("--write", type=Path, help="Markdown file to write; the rows go beside it as JSON.")
     chosen = parser.parse_args(arguments)
     kept = (chosen.write or chosen.folder / "rows.md").with_suffix(".json")
     rows: list[Row] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
     there = {row["name"] for row in rows}
-    command = "python " + shlex.join(sys.argv)
-    for run in planned():
+    command = "python -m benchmarks.hacked_runs --write docs/results/hacking-real-runs.md"
+    for run in [] if chosen.only_page else planned():
         if run.name in there or run.kind not in chosen.kinds:
             continue
         Pipeline(start_recipe(run.start, chosen.folder)).run()
@@ -298,7 +268,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.rmtree(chosen.folder / run.name / "policy" / "model", ignore_errors=True)
         write_json(kept, rows)
         if chosen.write:
-            write_text(chosen.write, page(rows, command))
+            write_text(
+                chosen.write,
+                page(
+                    rows,
+                    command,
+                    kinds={name: kind.what for name, kind in KINDS.items()},
+                    planned=[run.name for run in planned()],
+                ),
+            )
         row = rows[-1]
         print(
             row["name"],
@@ -309,7 +287,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file=sys.stderr,
             flush=True,
         )
-    print(page(rows, command))
+    if chosen.write:
+        write_text(
+            chosen.write,
+            page(
+                rows,
+                command,
+                kinds={name: kind.what for name, kind in KINDS.items()},
+                planned=[run.name for run in planned()],
+            ),
+        )
+    else:
+        print(
+            page(
+                rows,
+                command,
+                kinds={name: kind.what for name, kind in KINDS.items()},
+                planned=[run.name for run in planned()],
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -98,3 +99,12 @@ def test_a_run_notes_the_shared_base_model_once(tmp_path, monkeypatch):
 def test_a_judge_needs_held_out_prompts(tmp_path):
     with pytest.raises(ConfigError, match="eval_prompts"):
         recipe_of(tmp_path, "stage:apart", eval_prompts=None)
+
+
+def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
+    install(monkeypatch)
+    Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
+    copy = shutil.copytree(tmp_path / "runs" / "watched" / "reward" / "model", tmp_path / "copy")
+    with pytest.raises(ConfigError, match="allow_shared"):
+        Pipeline(recipe_of(tmp_path, str(copy))).run()
+    assert not (tmp_path / "runs" / "watched" / "ppo" / "model").exists()

@@ -88,6 +88,30 @@ def test_a_judge_that_falls_while_the_reward_rises_raises_an_alarm_with_its_samp
     assert means[-1] < means[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ppo", {}),
+        ("vapo", {}),
+        ("trpo", {}),
+        ("online_dpo", {}),
+        ("rloo", {}),
+        pytest.param("grpo", {"async_rollouts": {"max_staleness": 1}}, marks=pytest.mark.slow),  # starts two processes
+    ],
+)
+def test_watching_changes_no_bit_of_any_trainer_that_samples(name, settings):
+    trainers = [
+        toy.build_trainer(name, judge=judge, hacking=hacking, **settings)
+        for judge, hacking in ((None, None), (Disagrees(), {"action": "warn", **LOOKS, "every": 1}))
+    ]
+    for trainer in trainers:
+        trainer.train()
+    assert trainers[0].hacking is None
+    assert trainers[1].hacking.detector.num_held_out == 24
+    assert trainers[1].hacking.detector.num_checked >= 2
+    assert toy.largest_difference(*map(toy.weights_of, trainers)) == 0.0
+
+
 def test_a_judge_that_agrees_raises_none(tmp_path):
     build(tmp_path, {"action": "stop", **LOOKS}, judge=Agrees()).train()
     assert alarms(tmp_path) == []
@@ -107,7 +131,7 @@ def test_looks_come_at_the_interval_and_always_ask_the_same_prompts(tmp_path):
 
 
 def test_stop_ends_the_run_and_the_same_command_goes_on_once_it_only_warns(tmp_path):
-    with pytest.raises(TrainingError, match="judge_slope"):
+    with pytest.raises(TrainingError, match=r"detector `judge_slope`.*`hacking:`"):
         build(tmp_path, {**LOOKS, "win_rate_drop": "off"}, judge=Disagrees()).train()
     stopped = [e["step"] for e in TrainingLogger(tmp_path, stage="grpo").read("metrics")]
     result = build(tmp_path, {"action": "warn", **LOOKS, "win_rate_drop": "off"}, judge=Disagrees()).train()

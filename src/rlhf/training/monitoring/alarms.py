@@ -82,9 +82,11 @@ class Watch:
                 self.report(alarm, found)
         if deed == "stop":
             alarm = next(alarm for alarm in alarms if alarm.action == "stop")
+            detectors = {finding.alarm.guard for finding in findings if finding.alarm is not None}
+            what, section = ("detector", "hacking") if alarm.guard in detectors else ("guard", "guards")
             raise TrainingError(
-                f"{self.name}: the guard `{alarm.guard}` stopped the run at step {step}. {alarm.message} The last checkpoint is "
-                "kept: with another action under `guards:`, or under `hacking:`, the same command goes on from it."
+                f"{self.name}: the {what} `{alarm.guard}` stopped the run at step {step}. {alarm.message} The last checkpoint is "
+                f"kept: with other settings under `{section}:` the same command goes on from it."
             )
         return next((alarm for alarm in alarms if alarm.action == "restore"), None)
 

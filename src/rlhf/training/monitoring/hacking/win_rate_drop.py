@@ -100,8 +100,8 @@ class WinRateDrop:
             limit=0.0,
             message=(
                 f"The policy loses against its own checkpoint of step {self.anchor_step} in the eyes of the held-out judge: win rate "
-                f"{self.newest_win_rate:.2f} at this evaluation, and over the evaluations certainly below {self.win_rate:g} (e-value "
-                f"{self.value / math.log(10):+.1f} decades from its limit). Go back to that checkpoint, or raise kl.coef."
+                f"{self.newest_win_rate:.2f} at this evaluation, and below {self.win_rate:g} over the evaluations together (e-value "
+                f"10^{self.value / math.log(10):.1f} times its limit). Go back to that checkpoint, or raise kl.coef."
             ),
             places=strongest(0.5 - wins),
             good_step=self.anchor_step,

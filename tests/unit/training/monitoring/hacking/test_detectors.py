@@ -144,6 +144,15 @@ def test_the_e_detector_by_hand():
     assert detector.newest_win_rate == 0.0
 
 
+def test_a_policy_that_loses_every_time_for_long_overflows_nothing():
+    detector = detector_of_win_rate()
+    detector.set_anchor(np.ones((500, 4)))
+    lost = HeldOutObservation(step=1, proxy=np.zeros(500), judge=np.zeros(500))
+    found = [detector.update(lost) for _ in range(20)][-1]
+    assert math.isfinite(found.value)
+    assert found.value > 4000, "e to this is no float"
+
+
 def test_the_anchor_is_sampled_anew_once_it_was_chosen():
     """Trap: the anchor tested with the data that chose it, or with one cached answer."""
 
