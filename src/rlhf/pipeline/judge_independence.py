@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.judges import EndpointJudgeConfig, JudgeBase, JuryJudgeConfig
-from rlhf.config.stages import EvaluateStage
+from rlhf.config.schema import stage_classes
 from rlhf.errors import ConfigError
 from rlhf.pipeline.compared_models import Side
+from rlhf.pipeline.kinds import EVALUATION
 from rlhf.pipeline.validate.ancestry import EMBEDDED, Surroundings, ancestors
 from rlhf.pipeline.validate.independence import find_leakage
 
@@ -106,9 +107,9 @@ def _leakage(judge: JudgeBase, side: Side, runs: Path | None, prompts: Any) -> A
     reward = judge.reward_settings() or ({"kind": "learned", "source": models[0][1]} if models else None)
     if reward is None:
         return None
-    stage = EvaluateStage.of(
+    stage: Any = stage_classes()[EVALUATION].of(
         {
-            "kind": "evaluate", "policy": {"path": side.path}, "baseline": {"path": EMBEDDED},
+            "kind": EVALUATION, "policy": {"path": side.path}, "baseline": {"path": EMBEDDED},
             "prompts": prompts or f"{side.path}/prompts of a comparison", "judge": reward,
         },
         source="The comparison",

@@ -20,6 +20,9 @@ SOUNDS_LIKE_ONE = re.compile(
 NAMES_NOTHING = {
     "AgainstReference.cache_reference": "a folder for copies of what can be computed; no result depends on them",
     "EvaluateStage.metrics": "names of a table, or functions that are looked up as they are",
+    "GateStage.registry": "a folder that the first promotion makes",
+    "GateStage.toxicity_classifier": "as of the stage evaluate",
+    "MeasuredRequirement.metric": "a name of a table, or a function that is looked up as it is",
     "EvaluateStage.toxicity_classifier": "a folder, a hub name or lexicon:FILE, looked for when it is loaded",
     "JudgeBase.name": "a word for results",
     "ModelConfig.init": "settings of transformers; weights are drawn",
@@ -95,6 +98,7 @@ def test_the_search_knows_the_settings_that_name_something():
         "EnvironmentConfig.factory",
         "FunctionJudgeConfig.function",
         "FunctionRewardConfig.function",
+        "OwnRequirement.function",
         "PreferencesStage.annotator",
         "StepLabelsStage.labeler",
     }

@@ -670,14 +670,3 @@ def test_the_hacking_section_names_the_judge_and_not_the_note_of_its_first_plot(
     text = Page(page).text
     assert re.search(r"scored afterwards\s+by ", text)
     assert text.count("different scales") == 1
-
-
-def test_the_judge_over_kl_has_a_fitted_curve_and_its_peak_where_one_was_reached(tmp_path):
-    hacked = write_run(tmp_path / "hacked", kind="hacked", num_prompts=120)
-    document = json.loads((hacked / "evaluation" / "evaluation.json").read_text())
-    assert document["gold_over_kl"]["max_kl"] > 0
-    text = write_report(hacked).read_text(encoding="utf-8")
-    assert "fitted to the judge" in text
-    document["gold_over_kl"] = "damaged"  # an older or foreign file
-    (hacked / "evaluation" / "evaluation.json").write_text(json.dumps(document))
-    assert "fitted to the judge" not in write_report(hacked).read_text(encoding="utf-8")
