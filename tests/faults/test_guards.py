@@ -57,7 +57,7 @@ def test_stop_ends_the_run_and_the_same_command_goes_on_once_the_limit_is_raised
     assert alarm["action"] == "stop"
     result = build(tmp_path, {"kl": {"limit": 1e6}}).train()
     assert result.steps > stopped[-1]
-    assert steps(tmp_path) == sorted(set(steps(tmp_path))), "no step stands twice in the log"
+    assert steps(tmp_path) == sorted(set(steps(tmp_path))), "no step appears twice in the log"
 
 
 def test_restore_goes_back_to_a_checkpoint_with_half_the_learning_rate(tmp_path):

@@ -70,7 +70,7 @@ UNREADABLE: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         ("line 2, column 8", "mapping values are not allowed"),
     ),
     "a quote left open": (RECIPE.replace("'stage:sft'", "'stage:sft", 1), ("run.yaml line 6", "is not valid YAML")),
-    "a key twice": (RECIPE + "name: again\n", ("line 7, column 1", "the key 'name' stands twice")),
+    "a key twice": (RECIPE + "name: again\n", ("line 7, column 1", "the key 'name' appears twice")),
     "two documents": (RECIPE + "---\n" + RECIPE, ("line 7", "single document", "another document")),
     "an unknown alias": (RECIPE + "x: *nobody\n", ("line 7, column 4", "undefined alias 'nobody'")),
     "an alias in itself": (RECIPE + "x: &x [*x]\n", ("line 7", "stands inside what it names", "never end")),

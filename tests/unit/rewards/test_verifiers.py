@@ -250,7 +250,7 @@ def test_what_is_not_installed_is_told(monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "pattern", "pattern": "("}, "no regular expression: missing \\)"),
+        ({"kind": "pattern", "pattern": "("}, "not a regular expression: missing \\)"),
         ({"kind": "pattern", "pattern": "a", "column": "b"}, "needs a group in parentheses"),
         ({"kind": "numeric", "where": []}, "where: List should have at least 1 item"),
         ({"kind": "numeric", "tolerance": -1}, "tolerance: Input should be greater than or equal to 0"),
