@@ -15,6 +15,7 @@ from rlhf.config.judges import EndpointJudgeConfig, JudgeBase, JuryJudgeConfig
 from rlhf.config.stages import EvaluateStage
 from rlhf.errors import ConfigError
 from rlhf.pipeline.compared_models import Side
+from rlhf.pipeline.kinds import EVALUATION
 from rlhf.pipeline.validate.ancestry import EMBEDDED, Surroundings, ancestors
 from rlhf.pipeline.validate.independence import find_leakage
 
@@ -108,7 +109,7 @@ def _leakage(judge: JudgeBase, side: Side, runs: Path | None, prompts: Any) -> A
         return None
     stage = EvaluateStage.of(
         {
-            "kind": "evaluate", "policy": {"path": side.path}, "baseline": {"path": EMBEDDED},
+            "kind": EVALUATION, "policy": {"path": side.path}, "baseline": {"path": EMBEDDED},
             "prompts": prompts or f"{side.path}/prompts of a comparison", "judge": reward,
         },
         source="The comparison",
