@@ -56,20 +56,26 @@ class Published:
         return [Vote(first=next(told[pair.first, pair.second]), reason="garbage") for pair in pairs]
 
 
-def published(assets, *, garbage):
+FILES = {"gpt-3.5-turbo": "gpt_result", "pandalm-7b": "pandalm_result"}
+
+
+def published(assets, *, garbage, judge="gpt-3.5-turbo"):
     def read(name):
         with gzip.open(assets / "pandalm" / f"{name}.json.gz", "rt") as file:
             return json.load(file)
 
     rows = read("testset-v1")
-    results = {row["idx"]: row["gpt_result"] for row in read("gpt-3.5-turbo-testset-v1")}
+    results = {row["idx"]: row[FILES[judge]] for row in read(f"{judge}-testset-v1")}
     return Published(rows, [results[row["idx"]] for row in rows], garbage)
 
 
-def test_gpt_3_5_agrees_with_people_on_pandalm_as_published(assets):
-    found = run_benchmark(published(assets, garbage=0.5), "pandalm")["pandalm"]
-    assert found.scores["accuracy"].value == pytest.approx(0.710711, abs=5e-7), "garbage as a tie, as published"
-    assert found.scores["accuracy_where_people_prefer_one"].value == pytest.approx(0.774049, abs=5e-7)
+@pytest.mark.parametrize(
+    ("judge", "accuracy", "decided"), [("gpt-3.5-turbo", 0.710711, 0.774049), ("pandalm-7b", 0.667668, 0.710291)]
+)
+def test_judges_agree_with_people_on_pandalm_as_published(assets, judge, accuracy, decided):
+    found = run_benchmark(published(assets, garbage=0.5, judge=judge), "pandalm")["pandalm"]
+    assert found.scores["accuracy"].value == pytest.approx(accuracy, abs=5e-7), "garbage as a tie, as published"
+    assert found.scores["accuracy_where_people_prefer_one"].value == pytest.approx(decided, abs=5e-7)
     assert found.scores["agreement_of_two_people"].value > found.scores["accuracy"].value
 
 

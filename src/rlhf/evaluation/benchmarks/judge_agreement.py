@@ -127,10 +127,9 @@ def read_json_rows(path: Path | str, columns: Sequence[str]) -> list[dict[str, A
         rows = json.loads(gzip.decompress(content) if str(path).endswith(".gz") else content)
     except (OSError, ValueError, EOFError) as err:
         raise DataError(f"{path} can't be read as JSON: {type(err).__name__}: {err}.") from None
-    for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
-        lacking = [name for name in columns if not isinstance(row, dict) or name not in row]
-        if lacking or not isinstance(rows, list):
-            raise DataError(
-                f"{path}: row {number} has no {lacking[0] if lacking else 'list around it'}; wanted {', '.join(columns)}."
-            )
-    return list(rows)
+    if not isinstance(rows, list):
+        raise DataError(f"{path} holds a {type(rows).__name__}; wanted a list of rows with {', '.join(columns)}.")
+    for number, row in enumerate(rows):
+        if lacking := [name for name in columns if not isinstance(row, dict) or name not in row]:
+            raise DataError(f"{path}: row {number} has no {lacking[0]}; wanted {', '.join(columns)}.")
+    return rows
