@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.judges import EndpointJudgeConfig, JudgeBase, JuryJudgeConfig
-from rlhf.config.schema import stage_classes
+from rlhf.config.stages import BY_KIND
 from rlhf.errors import ConfigError
 from rlhf.pipeline.compared_models import Side
 from rlhf.pipeline.kinds import EVALUATION
@@ -107,7 +107,7 @@ def _leakage(judge: JudgeBase, side: Side, runs: Path | None, prompts: Any) -> A
     reward = judge.reward_settings() or ({"kind": "learned", "source": models[0][1]} if models else None)
     if reward is None:
         return None
-    stage: Any = stage_classes()[EVALUATION].of(
+    stage: Any = BY_KIND[EVALUATION].of(
         {
             "kind": EVALUATION, "policy": {"path": side.path}, "baseline": {"path": EMBEDDED},
             "prompts": prompts or f"{side.path}/prompts of a comparison", "judge": reward,

@@ -93,3 +93,21 @@ def test_verdicts_that_cannot_be_read_leave_the_win_rate_missing(models):
         )  # fmt: skip
     assert not found.interval("win_rate").measured
     assert "read" in found.interval("win_rate").reason or "verdict" in found.interval("win_rate").reason
+
+
+def test_a_judge_that_compares_is_looked_at_for_independence_too():
+    from rlhf.pipeline.validate.independence import find_leakage
+
+    recipe = RecipeConfig.of({
+        "name": "seen",
+        "stages": {
+            "sft": {"kind": "sft", "model": "embedded", "data": "sft.jsonl"},
+            "reward": {"kind": "reward", "model": "stage:sft", "data": "pairs.jsonl"},
+            "ppo": {"kind": "ppo", "model": "stage:sft", "prompts": "p.jsonl", "reward": "stage:reward"},
+            "evaluate": {
+                "kind": "evaluate", "policy": "stage:ppo", "baseline": "stage:sft", "prompts": "new.jsonl",
+                "judge": {"type": "jury", "members": ["longer", {"type": "reward_model", "path": "stage:reward"}]},
+            },
+        },
+    })  # fmt: skip
+    assert find_leakage(recipe.stages, recipe.stages["evaluate"]).judge == ("ppo",)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf.config.judges import JudgeBase
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of
@@ -101,9 +102,10 @@ def find_leakage(
     baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
-    if isinstance(evaluation, EvaluateStage) and evaluation.judge is not None:
-        judges = models_of(evaluation.judge, "judge", asked)
-        found = _seen_judge(asked, evaluation.judge, judges, policy)
+    judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
+    if isinstance(evaluation, EvaluateStage) and judge is not None:
+        judges = models_of(judge, "judge", asked)
+        found = _seen_judge(asked, judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)
     origins = [model for first in judges for model in ancestors(first)]
     unknown = [
@@ -201,7 +203,9 @@ def _models(asked: Made, place: str, path: str | None) -> list[Made | Root]:
     return list(ancestors(asked.behind(path, f"{place}.path"))) if path is not None else []
 
 
-def _seen_judge(asked: Made, judge: RewardBase, judges: list[Made | Root], policy: list[Made | Root]) -> Leakage:
+def _seen_judge(
+    asked: Made, judge: RewardBase | JudgeBase, judges: list[Made | Root], policy: list[Made | Root]
+) -> Leakage:
     """What the judge has to do with the policy."""
     made = [model for model in policy if isinstance(model, Made) and model.stage.kind not in JUDGE_KINDS]
     against = [model.name for model in made if is_trained_against(model, judge, asked)]
