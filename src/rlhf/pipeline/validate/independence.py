@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf.config.gates import GateStage
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.rewards import RewardBase, training_rewards_of
 from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, PolicyStage, Stage, stage_adapter
@@ -76,7 +77,7 @@ def by_name(asked: Made, policy: Sequence[Made | Root], baseline: Sequence[Made 
 
 def find_leakage(
     stages: Mapping[str, Stage],
-    evaluation: EvaluateStage | PassAtKStage,
+    evaluation: EvaluateStage | PassAtKStage | GateStage,
     *,
     run: Path | None = None,
     runs: Path | None = None,
@@ -96,11 +97,14 @@ def find_leakage(
     """
     around = Surroundings(run, runs, stages, reads_records=reads_records)
     asked = Made("", evaluation, around)
-    policy = _models(asked, "policy", evaluation.policy.path)
-    baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
+    if isinstance(evaluation, GateStage):  # who is champion shows when it runs
+        policy, baseline = _models(asked, evaluation.start_key, evaluation.start.path), []
+    else:
+        policy = _models(asked, "policy", evaluation.policy.path)
+        baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
-    if isinstance(evaluation, EvaluateStage) and evaluation.judge is not None:
+    if isinstance(evaluation, EvaluateStage | GateStage) and evaluation.judge is not None:
         judges = models_of(evaluation.judge, "judge", asked)
         found = _seen_judge(asked, evaluation.judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)
