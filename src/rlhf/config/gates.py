@@ -101,6 +101,11 @@ class GateStage(StageConfig):
         return False
 
     @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        """What training saw of the prompts and of the judge is looked for."""
+        return self.prompts is not None
+
+    @property
     def metrics(self) -> list[str]:
         """What must be measured, each once."""
         return list(dict.fromkeys(name for each in self.require for name in each.metrics_read()))

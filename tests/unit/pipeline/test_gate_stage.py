@@ -13,6 +13,7 @@ from rlhf.evaluation.gates.evidence import read_evidence, replay
 from rlhf.files import sha256
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import check_quickly
+from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.registry.registry import Registry
 from tests.fixtures.gated import gated, model, told
 
@@ -192,3 +193,23 @@ def test_alarms_of_a_training_stage_decide(models, tmp_path):
 def test_settings_that_could_decide_nothing_are_refused(settings, key):
     with pytest.raises(ConfigError, match=key):
         GateStage.of({"kind": "gate", "candidate": "stage:a", **settings})
+
+
+def test_a_judge_or_prompts_that_training_saw_are_named(models, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Who is {n}?"}) + "\n" for n in range(4)))
+    judge = {"kind": "function", "function": "tests.unit.evaluation.judge_for_tests:length", "in_process": True}
+    sampled = {"sampling": {"max_new_tokens": 3}, "rollouts": 1, "prompts_per_rollout": 2, "minibatch_size": 2}
+    stages = {
+        "grpo": {"kind": "grpo", "model": models[0], "prompts": str(prompts), "reward": judge, "group_size": 2, **sampled},
+        "gate": {
+            "kind": "gate", "candidate": "stage:grpo", "prompts": str(prompts), "judge": judge,
+            "require": {"kind": "better", "metric": "win_rate"}, "sampling": {"max_new_tokens": 3},
+        },
+    }  # fmt: skip
+    recipe = RecipeConfig.of({"name": "run", "output_dir": str(tmp_path / "runs"), "stages": stages})
+    found = find_leakage(recipe.stages, recipe.stages["gate"])
+    assert found.judge == ("grpo",)
+    assert found.prompts == ("grpo",)
+    summary = Pipeline(recipe).run()
+    assert any(alarm["stage"] == "gate" for alarm in summary["alarms"])

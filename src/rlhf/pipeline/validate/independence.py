@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf.config.gates import GateStage
 from rlhf.config.judges import JudgeBase
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
@@ -78,7 +79,7 @@ def by_name(asked: Made, policy: Sequence[Made | Root], baseline: Sequence[Made 
 
 def find_leakage(
     stages: Mapping[str, Stage],
-    evaluation: EvaluateStage | PassAtKStage,
+    evaluation: EvaluateStage | PassAtKStage | GateStage,
     *,
     run: Path | None = None,
     runs: Path | None = None,
@@ -98,12 +99,15 @@ def find_leakage(
     """
     around = Surroundings(run, runs, stages, reads_records=reads_records)
     asked = Made("", evaluation, around)
-    policy = _models(asked, "policy", evaluation.policy.path)
-    baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
+    if isinstance(evaluation, GateStage):  # who is champion shows when it runs
+        policy, baseline = _models(asked, evaluation.start_key, evaluation.start.path), []
+    else:
+        policy = _models(asked, "policy", evaluation.policy.path)
+        baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
     judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
-    if isinstance(evaluation, EvaluateStage) and judge is not None:
+    if isinstance(evaluation, EvaluateStage | GateStage) and judge is not None:
         judges = models_of(judge, "judge", asked)
         found = _seen_judge(asked, judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)
