@@ -101,6 +101,15 @@ def test_a_judge_needs_held_out_prompts(tmp_path):
         recipe_of(tmp_path, "stage:apart", eval_prompts=None)
 
 
+def test_a_detector_that_needs_a_judge_is_refused_where_there_is_none(tmp_path):
+    for hacking in ({"judge_slope": {"threshold": 5}}, {"action": "off", "win_rate_drop": "stop"}):
+        with pytest.raises(ConfigError, match="judge"):
+            recipe_of(tmp_path, None, hacking=hacking)
+    for hacking in ("warn", {"judge_gap": "off", "spikes": "stop"}):
+        recipe = recipe_of(tmp_path, None, hacking=hacking)
+        assert RecipeConfig.of(recipe.model_dump(mode="json")).stages["ppo"].hacking is not None, "a resolved recipe"
+
+
 def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
     install(monkeypatch)
     Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
