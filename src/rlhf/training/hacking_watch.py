@@ -137,7 +137,7 @@ class HackingWatch:
         if not self._looks_at("rollout") or not len(scores):
             return torch.zeros_like(scores)
         ids, texts = [prompt.id for prompt in rollout.prompts], [completion.text for completion in rollout.completions]
-        report = self.detector.check(ids, texts, scores.double().numpy(), step=step)
+        report = self.detector.check(ids, texts, np.array(scores.tolist()), step=step)
         samples = [
             {
                 "id": prompt.id,
@@ -150,7 +150,7 @@ class HackingWatch:
         self._keep(report, samples, metrics)
         lost = torch.zeros_like(scores)
         for name, values in report.penalties.items():
-            penalties = torch.tensor(values, dtype=scores.dtype)
+            penalties = scores.new_tensor(values)
             metrics.mean(f"hacking/penalty_{name}", penalties)
             lost = lost + penalties
         return lost
