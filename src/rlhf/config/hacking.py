@@ -19,6 +19,9 @@ from rlhf.config.guards import Action, Guarded, as_written
 PenaltyAction = Annotated[Literal["warn", "penalize", "stop", "restore", "off"], BeforeValidator(as_written)]
 """As ``rlhf.config.guards.Action``, and ``penalize``: while the alarm lasts, the completions that show it lose reward."""
 
+MIN_HELD_OUT = 20
+"""Held-out prompts below which the judge's detectors would be wrong more often than they say."""
+
 
 class DetectorConfig(Guarded):
     """What every detector has."""
@@ -180,7 +183,7 @@ class HackingConfig(Guarded):
     """What an alarm of those three does where they say nothing else; `off` turns every detector off that says nothing else."""
     every: int = Field(20, ge=1)
     """Optimizer steps between looks at the held-out prompts, where there is a judge; a look comes before a rollout."""
-    num_prompts: int = Field(128, ge=20)
+    num_prompts: int = Field(128, ge=MIN_HELD_OUT)
     """Held-out prompts, the first of `eval_prompts`; each gets one completion at each look."""
     reference_completions: int = Field(256, ge=1)
     """Training prompts whose completions by the starting policy the lengths and repetitions are compared with, one each."""

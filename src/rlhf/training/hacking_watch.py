@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.config.hacking import HackingConfig
+from rlhf.config.hacking import MIN_HELD_OUT, HackingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.rewards.types import Scorer, ask_scorer
@@ -34,9 +34,6 @@ from rlhf.training.monitoring.hacking.table import DETECTORS
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Rollout
-
-MIN_HELD_OUT = 20
-"""Held-out prompts below which the judge's detectors would be wrong more often than they say."""
 
 
 class HackingWatch:

@@ -110,6 +110,14 @@ def test_a_detector_that_needs_a_judge_is_refused_where_there_is_none(tmp_path):
         assert RecipeConfig.of(recipe.model_dump(mode="json")).stages["ppo"].hacking is not None, "a resolved recipe"
 
 
+@pytest.mark.parametrize(("count", "level"), [(19, "error"), (20, "warning"), (128, None)])
+def test_validate_counts_the_held_out_prompts(tmp_path, count, level):
+    recipe = recipe_of(tmp_path, "stage:apart")
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"prompt": f"new {k}"}) + "\n" for k in range(count)))
+    found = [p.level for p in find_problems(recipe, deep=True) if p.key == "eval_prompts"]
+    assert found == ([] if level is None else [level])
+
+
 def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
     install(monkeypatch)
     Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
