@@ -19,12 +19,17 @@ from rlhf.config.guards import Action, Guarded, as_written
 PenaltyAction = Annotated[Literal["warn", "penalize", "stop", "restore", "off"], BeforeValidator(as_written)]
 """As ``rlhf.config.guards.Action``, and ``penalize``: while the alarm lasts, the completions that show it lose reward."""
 
+MIN_HELD_OUT = 20
+"""Held-out prompts below which the judge's detectors would be wrong more often than they say."""
+
 
 class DetectorConfig(Guarded):
     """What every detector has."""
 
     default_action: ClassVar[str] = "warn"
     """Where neither the detector nor `hacking.action` says anything; empty for one that follows `hacking.action`."""
+    asks_judge: ClassVar[bool] = False
+    """Whether it needs a held-out judge."""
     action: Action | None = None
     """What an alarm does; by default what docs/reward-hacking.md lists."""
 
@@ -40,6 +45,7 @@ class JudgeSlopeConfig(DetectorConfig):
     """The held-out judge's score falls while the reward does not: t statistic of the prompts' least-squares slopes."""
 
     default_action = ""
+    asks_judge = True
     window: int = Field(10, ge=4)
     """Evaluations that the short window holds."""
     threshold: float = Field(4.0, gt=0)
@@ -68,6 +74,7 @@ class WinRateDropConfig(DetectorConfig):
     """The policy loses against its own best checkpoint, in the eyes of the held-out judge: a Shiryaev-Roberts e-detector."""
 
     default_action = ""
+    asks_judge = True
     win_rate: float = Field(0.45, gt=0, lt=1)
     """Win rates from here on are healthy: the stated false-alarm rate holds for them."""
     alpha: float = Field(0.005, gt=0, lt=1)
@@ -85,6 +92,7 @@ class JudgeGapConfig(DetectorConfig):
     """Reward and judge move apart, each in units of its spread over prompts at the start. Only a warning: an honest judge gains less
     than the reward, too."""
 
+    asks_judge = True
     window: int = Field(10, ge=4)
     """Evaluations whose slopes are looked at."""
     threshold: float = Field(7.0, gt=0)
@@ -175,7 +183,7 @@ class HackingConfig(Guarded):
     """What an alarm of those three does where they say nothing else; `off` turns every detector off that says nothing else."""
     every: int = Field(20, ge=1)
     """Optimizer steps between looks at the held-out prompts, where there is a judge; a look comes before a rollout."""
-    num_prompts: int = Field(128, ge=20)
+    num_prompts: int = Field(128, ge=MIN_HELD_OUT)
     """Held-out prompts, the first of `eval_prompts`; each gets one completion at each look."""
     reference_completions: int = Field(256, ge=1)
     """Training prompts whose completions by the starting policy the lengths and repetitions are compared with, one each."""
@@ -207,6 +215,17 @@ class HackingConfig(Guarded):
         config: Any = getattr(self, detector)
         action: Any = config.action or ("off" if self.action == "off" else config.default_action or self.action)
         return action
+
+    def without_judge(self) -> list[str]:
+        """Detectors that were set although they need a held-out judge: what to say where there is none."""
+        defaults = {
+            name: field.default for name, field in type(self).model_fields.items()
+        }  # a resolved recipe writes all out
+        return [
+            name
+            for name, config in self.of_each().items()
+            if config.asks_judge and config != defaults[name] and self.action_of(name) != "off"
+        ]
 
     def of_each(self) -> dict[str, DetectorConfig]:
         """Every detector's own settings, by its name."""

@@ -305,6 +305,10 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     def _judge_is_asked_something(self) -> Self:
         if self.judge is not None and self.eval_prompts is None:
             raise ValueError("judge scores completions of held-out prompts, and there are none; give eval_prompts")
+        if self.judge is None and self.hacking is not None and (unheard := self.hacking.without_judge()):
+            raise ValueError(
+                f"hacking.{unheard[0]} compares with a held-out judge, and there is none; give judge and eval_prompts"
+            )
         return self
 
     @model_validator(mode="after")

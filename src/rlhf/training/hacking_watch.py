@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.config.hacking import HackingConfig
+from rlhf.config.hacking import MIN_HELD_OUT, HackingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.rewards.types import Scorer, ask_scorer
@@ -34,9 +34,6 @@ from rlhf.training.monitoring.hacking.table import DETECTORS
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Rollout
-
-MIN_HELD_OUT = 20
-"""Held-out prompts below which the judge's detectors would be wrong more often than they say."""
 
 
 class HackingWatch:
@@ -137,7 +134,7 @@ class HackingWatch:
         if not self._looks_at("rollout") or not len(scores):
             return torch.zeros_like(scores)
         ids, texts = [prompt.id for prompt in rollout.prompts], [completion.text for completion in rollout.completions]
-        report = self.detector.check(ids, texts, scores.double().numpy(), step=step)
+        report = self.detector.check(ids, texts, np.array(scores.tolist()), step=step)
         samples = [
             {
                 "id": prompt.id,
@@ -150,7 +147,7 @@ class HackingWatch:
         self._keep(report, samples, metrics)
         lost = torch.zeros_like(scores)
         for name, values in report.penalties.items():
-            penalties = torch.tensor(values, dtype=scores.dtype)
+            penalties = scores.new_tensor(values)
             metrics.mean(f"hacking/penalty_{name}", penalties)
             lost = lost + penalties
         return lost

@@ -9,10 +9,12 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError
+from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import find_problems
 from rlhf.pipeline.validate.independence import SharedJudge, find_shared_judge
 from rlhf.training.log import read_jsonl
+from tests.fixtures import tiny
 from tests.fixtures.cheap_stages import install
 
 OTHER_BASE = {"init": {"model_type": "llama"}, "tokenizer": "embedded"}
@@ -101,6 +103,23 @@ def test_a_judge_needs_held_out_prompts(tmp_path):
         recipe_of(tmp_path, "stage:apart", eval_prompts=None)
 
 
+def test_a_detector_that_needs_a_judge_is_refused_where_there_is_none(tmp_path):
+    for hacking in ({"judge_slope": {"threshold": 5}}, {"action": "off", "win_rate_drop": "stop"}):
+        with pytest.raises(ConfigError, match="judge"):
+            recipe_of(tmp_path, None, hacking=hacking)
+    for hacking in ("warn", {"judge_gap": "off", "spikes": "stop"}):
+        recipe = recipe_of(tmp_path, None, hacking=hacking)
+        assert RecipeConfig.of(recipe.model_dump(mode="json")).stages["ppo"].hacking is not None, "a resolved recipe"
+
+
+@pytest.mark.parametrize(("count", "level"), [(19, "error"), (20, "warning"), (128, None)])
+def test_validate_counts_the_held_out_prompts(tmp_path, count, level):
+    recipe = recipe_of(tmp_path, "stage:apart")
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"prompt": f"new {k}"}) + "\n" for k in range(count)))
+    found = [p.level for p in find_problems(recipe, deep=True) if p.key == "eval_prompts"]
+    assert found == ([] if level is None else [level])
+
+
 def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
     install(monkeypatch)
     Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
@@ -108,3 +127,48 @@ def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="allow_shared"):
         Pipeline(recipe_of(tmp_path, str(copy))).run()
     assert not (tmp_path / "runs" / "watched" / "ppo" / "model").exists()
+
+
+# In a run ----------------------------------------------------------------------------------------------
+
+CALLS = []
+
+
+def falls(prompts, completions, **columns):
+    """A judge that thinks less of the policy each time it is asked."""
+    CALLS.append(1)
+    return [-0.3 * len(CALLS) + 0.01 * (len(text) % 7) for text in completions]
+
+
+def share_of_e(prompts, completions, **columns):
+    """A reward for nothing in particular."""
+    return [text.count("e") / (1 + len(text)) for text in completions]
+
+
+def test_an_alarm_is_in_the_log_the_summary_and_the_report_with_its_samples(tmp_path, tiny_tokenizer):
+    PolicyModel(tiny.build_llama(vocab_size=len(tiny_tokenizer)), tiny_tokenizer).save_pretrained(tmp_path / "base")
+    for name, count in (("asked", 8), ("held_out", 20)):
+        rows = [{"prompt": f"What is {k} of {name}?"} for k in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stage = {
+        "kind": "grpo", "model": str(tmp_path / "base"), "prompts": str(tmp_path / "asked.jsonl"),
+        "eval_prompts": str(tmp_path / "held_out.jsonl"), "evaluation": {"limit": 2}, "judge": f"{__file__}:falls",
+        "reward": {"kind": "function", "function": f"{__file__}:share_of_e", "in_process": True},
+        "rollouts": 6, "prompts_per_rollout": 2, "group_size": 2, "minibatch_size": 4, "learning_rate": 1e-4, "guards": "off",
+        "sampling": {"max_new_tokens": 6},
+        "hacking": {"action": "warn", "every": 1, "judge_slope": {"window": 4, "long_window": 5}, "win_rate_drop": "off",
+                    "collapse": "off", "judge_gap": "off", "spikes": "off"},
+    }  # fmt: skip
+    Pipeline(RecipeConfig.of({"name": "run", "output_dir": str(tmp_path), "stages": {"policy": stage}})).run()
+    events = read_jsonl(tmp_path / "run" / "events.jsonl")
+    (alarm,) = [e for e in events if e["event"] == "alarm" and e.get("guard") == "judge_slope"]
+    assert alarm["action"] == "warn"
+    assert 4 <= alarm["raised_at"] <= 6, "from the fourth look on, as soon as the reward does not fall, too"
+    assert all(sample["judge"] < 0 and sample["prompt"] and "completion" in sample for sample in alarm["samples"])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (told,) = [a for a in summary["alarms"] if a.get("guard") == "judge_slope"]
+    assert told["false_alarms"] == alarm["false_alarms"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "held-out judge falls" in page
+    assert "Reward and held-out judge" in page
+    assert alarm["samples"][0]["prompt"].split("\n")[0][:12] in page

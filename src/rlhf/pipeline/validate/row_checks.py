@@ -6,6 +6,7 @@ import math
 from functools import partial
 from pathlib import Path
 
+from rlhf.config.hacking import MIN_HELD_OUT, HackingConfig
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import OfflineStage, PolicyStage, Stage
 from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, UnpairedRow
@@ -36,6 +37,8 @@ def check_rows(review: Review) -> None:
                 _check_amount(review, stage, found)
             if isinstance(stage, OfflineStage) and rows.key == "data":
                 _check_verdicts(review, stage, found)
+            if isinstance(stage, PolicyStage) and rows.key == "eval_prompts":
+                _check_held_out(review, stage, found)
             check_lengths(review, stage, rows, found)
         _check_leaks(review, stage)
     check_models(review)
@@ -76,6 +79,18 @@ def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
             "max_steps",
             f"{counted(steps, 'step')} are {passes:,.0f} passes over {counted(count, 'row')}; is that intended?",
         )
+
+
+def _check_held_out(review: Review, stage: PolicyStage, found: RowsFound) -> None:
+    """Whether there are enough prompts for the detectors that ask a held-out judge."""
+    count, wanted = len(found.rows), (stage.hacking or HackingConfig()).num_prompts
+    if stage.judge is None or not found.complete or count >= wanted:
+        return
+    told = f"There are {counted(count, 'held-out prompt')} for the judge"
+    if count < MIN_HELD_OUT:
+        review.error("eval_prompts", f"{told}; give at least {MIN_HELD_OUT}, better {wanted:,}.")
+    else:
+        review.warn("eval_prompts", f"{told}, fewer than {wanted:,}: its detectors see less, and err more often.")
 
 
 def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:

@@ -51,6 +51,7 @@ def stream(detector, rounds, *, first=0):
 def test_the_table_and_the_settings_name_the_same_detectors():
     assert list(DETECTORS) == list(HackingConfig().of_each())
     for name, entry in DETECTORS.items():
+        assert (entry.looks_at == "held_out") == getattr(HackingConfig(), name).asks_judge
         assert entry.metric.startswith("hacking/"), name
         assert "%" in entry.false_alarms or "of" in entry.false_alarms, f"{name} says how often it is wrong"
 
