@@ -20,6 +20,7 @@ from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.label_correction import Correction, corrected_by
+from rlhf.evaluation.position_bias import PositionBias, by_prompt, known_means, position_bias
 from rlhf.evaluation.ratings.style_control import LengthControlled, length_controlled_win_rate
 from rlhf.evaluation.sample_size import prompts_for_win_rate
 from rlhf.evaluation.sequential_comparison import sequential_rate
@@ -42,30 +43,6 @@ class Answer(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     NOT_YET_KNOWN = "not yet known"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionBias:
-    """Whether the judge prefers a place to a completion; of pairs that were asked in both orders and differ."""
-
-    first_rate: Estimate
-    """How often the first place won, a tie counting half; 1/2 for a judge that does not care, whatever the systems are like."""
-    consistent: Estimate
-    """Share of pairs on which both orders gave the same verdict."""
-    first_among_inconsistent: float
-    """Of those that did not: how often the first place won. 1/2 for mere noise."""
-
-    @property
-    def is_biased(self) -> bool:
-        """Whether the interval of ``first_rate`` leaves out 1/2."""
-        return self.first_rate.measured and not self.first_rate.low <= 0.5 <= self.first_rate.high
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "first_rate": self.first_rate.to_dict(), "consistent": self.consistent.to_dict(),
-            "first_among_inconsistent": finite_or_none(self.first_among_inconsistent), "is_biased": self.is_biased,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +226,7 @@ def compare_completions(
     keys = [text_key(prompt) for prompt in prompts] if clusters is None else list(clusters)
     names = _names(prompts, keys)
     y = np.array([_mean_of_orders(each) for each in verdicts], dtype=np.float64)
-    per_prompt = _by_prompt(y, names)
+    per_prompt = by_prompt(y, names)
     known = np.array([value for value in per_prompt.values() if math.isfinite(value)], dtype=np.float64)
     rate = share_interval(known, confidence=confidence) if known.size else Estimate.missing("no pair has a verdict")
     correction = None
@@ -273,7 +250,7 @@ def compare_completions(
         unparsed=len(unread),
         unparsed_reasons=_most_common(unread),
         missing_pairs=int((~np.isfinite(y)).sum()),
-        position=None if judge.symmetric else _position(verdicts, names, confidence),
+        position=None if judge.symmetric else position_bias(verdicts, names, confidence),
         length=_at_equal_length(y, pairs, names, confidence) if length_control else None,
         longer_won=_longer_won(y, pairs, names, confidence),
         correction=correction,
@@ -372,21 +349,6 @@ def _names(prompts: Sequence[Text], keys: Sequence[Hashable]) -> list[str]:
     return [names[key] for key in keys]
 
 
-def _by_prompt(values: Array, names: Sequence[str]) -> dict[str, float]:
-    """Mean over each prompt's pairs that have a value; NaN where none has."""
-    found: dict[str, list[float]] = {}
-    for name, value in zip(names, values, strict=True):
-        own = found.setdefault(name, [])
-        if math.isfinite(value):
-            own.append(float(value))
-    return {name: math.fsum(own) / len(own) if own else math.nan for name, own in found.items()}
-
-
-def _known(values: Array, names: Sequence[str]) -> Array:
-    means = np.array(list(_by_prompt(values, names).values()), dtype=np.float64)
-    return means[np.isfinite(means)]
-
-
 def _most_common(reasons: Sequence[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for reason in reasons:
@@ -394,32 +356,10 @@ def _most_common(reasons: Sequence[str]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1])[:REASONS_SHOWN])
 
 
-def _position(verdicts: Sequence[tuple[Vote, Vote] | None], names: Sequence[str], confidence: float) -> PositionBias:
-    first, same = np.full(len(verdicts), np.nan), np.full(len(verdicts), np.nan)
-    for place, both in enumerate(verdicts):
-        if both is None or both[0].first is None or both[1].first is None:
-            continue
-        forth, back = both[0].first, both[1].first  # as outcomes of a, who stands first and then second
-        first[place] = (forth + (1 - back)) / 2
-        same[place] = float(forth == back)
-    inconsistent = first[same == 0]
-    return PositionBias(
-        first_rate=_share(_known(first, names), confidence),
-        consistent=_share(_known(same, names), confidence),
-        first_among_inconsistent=float(inconsistent.mean()) if inconsistent.size else math.nan,
-    )
-
-
-def _share(values: Array, confidence: float) -> Estimate:
-    return (
-        share_interval(values, confidence=confidence) if values.size else Estimate.missing("no pair has both verdicts")
-    )
-
-
 def _longer_won(y: Array, pairs: Sequence[Pair], names: Sequence[str], confidence: float) -> Estimate:
     differences = np.array([len(pair.first) - len(pair.second) for pair in pairs])
     won = np.where(differences > 0, y, np.where(differences < 0, 1 - y, np.nan))
-    known = _known(won, names)
+    known = known_means(won, names)
     return share_interval(known, confidence=confidence) if known.size else Estimate.missing("no two lengths differ")
 
 
@@ -432,6 +372,6 @@ def _at_equal_length(y: Array, pairs: Sequence[Pair], names: Sequence[str], conf
         for texts in ([pair.first for pair in kept], [pair.second for pair in kept])
     )
     return length_controlled_win_rate(
-        _known(y[np.isfinite(y)], own), _known(mine, own), _known(theirs, own),
+        known_means(y[np.isfinite(y)], own), known_means(mine, own), known_means(theirs, own),
         seed=0, confidence=confidence, num_resamples=LENGTH_RESAMPLES,
     )  # fmt: skip

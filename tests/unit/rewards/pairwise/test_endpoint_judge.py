@@ -27,7 +27,7 @@ def pairs(n):
 
 def test_it_asks_what_the_template_says_and_reads_the_verdict():
     with serving(judging(longer), path="/v1") as service:
-        judge = judge_at(service.url, arguments={"top_p": 0.5})
+        judge = judge_at(service.url, arguments={"top_p": 0.5}, concurrency=1)
         assert [vote.first for vote in judge.votes(pairs(3))] == [0.0, 0.5, 1.0]
     asked = service.asked[0]
     assert (asked["model"], asked["temperature"], asked["max_tokens"], asked["top_p"]) == ("m", 0.0, 1024, 0.5)
