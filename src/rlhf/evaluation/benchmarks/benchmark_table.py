@@ -35,6 +35,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         file="reward_bench_2/data.jsonl",
         about="a reward model's choice among four completions, and ties",
     ),
+    "mt-bench": Benchmark(
+        runs="mt_bench:run_mt_bench",
+        needs=("questions", "judge", "baseline"),
+        file="mt_bench/question.jsonl",
+        about="80 questions of two turns, against a baseline, by a judge of pairs",
+    ),
     "alpaca-eval": Benchmark(
         runs="alpaca_eval:run_alpaca_eval",
         needs=("questions", "judge"),
