@@ -173,3 +173,18 @@ def test_tulu_raters_agree_on_the_direction_in_as_many_pairs_as_counted(assets):
     assert np.mean([a * b < 0 for a, b in pairs]) == pytest.approx(0.1479, abs=5e-5)
     first_two = [tuple(of.values())[:2] for of in given.values() if len(of) >= 2]
     assert agreement(first_two, np.sign) == pytest.approx(0.5785, abs=5e-5)
+
+
+def test_truthfulqa_holds_what_the_page_says(assets):
+    from rlhf.evaluation.benchmarks.truthfulqa import read_truthfulqa
+
+    rows = read_truthfulqa(assets / "truthfulqa" / "TruthfulQA.csv")
+    assert (len(rows), len({row["category"] for row in rows}), sum(row["adversarial"] for row in rows)) == (
+        817,
+        38,
+        437,
+    )
+    right, wrong = (np.mean([len(row[side]) for row in rows]) for side in ("right", "wrong"))
+    assert (right, wrong) == (pytest.approx(3.475, abs=2e-3), pytest.approx(4.125, abs=5e-4)), (
+        "one best answer is listed twice"
+    )
