@@ -87,8 +87,8 @@ def find_leakage(
 
     Args:
         stages: Of the recipe.
-        evaluation: One of them that evaluates. Of one that counts solved problems only the prompts are looked at: what is right there is what was
-            rewarded.
+        evaluation: One of them that evaluates. Of one that counts solved problems only the prompts are looked at: what is right there is
+            what was rewarded.
         run: The recipe's run folder, where the stages before this one are finished.
         runs: Where the origin of copied models is looked for.
         reads_records: Whether folders are looked into; see ``Surroundings``.
