@@ -213,3 +213,10 @@ def test_a_judge_or_prompts_that_training_saw_are_named(models, tmp_path):
     assert found.prompts == ("grpo",)
     summary = Pipeline(recipe).run()
     assert any(alarm["stage"] == "gate" for alarm in summary["alarms"])
+
+
+def test_prompts_that_an_earlier_gate_asked_were_not_learned_from(models, tmp_path):
+    gate = {"kind": "gate", "prompts": "p.jsonl", "judge": "rules", "require": {"kind": "better", "metric": "win_rate"}}
+    stages = {"one": {**gate, "candidate": models[0]}, "two": {**gate, "candidate": "stage:one"}}
+    recipe = RecipeConfig.of({"name": "run", "stages": stages})
+    assert find_leakage(recipe.stages, recipe.stages["two"]).prompts == ()

@@ -100,7 +100,9 @@ class Made:
         return self.surroundings.model(source if source == EMBEDDED else recorded or source)
 
     def rows(self) -> list[RowsInput]:
-        """Everything that it learned from."""
+        """Everything that it learned from; a gate asks prompts, and nothing learns from them."""
+        if self.stage.evaluates:
+            return []
         return [rows for rows in rows_inputs(self.stage) if rows.key in ("data", "prompts")]
 
     def files(self, rows: RowsInput) -> list[Source]:

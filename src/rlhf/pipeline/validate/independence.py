@@ -14,8 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+<<<<<<< HEAD
 from rlhf.config.gates import GateStage
 from rlhf.config.judges import JudgeBase
+=======
+>>>>>>> h-gates
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of
@@ -79,7 +82,7 @@ def by_name(asked: Made, policy: Sequence[Made | Root], baseline: Sequence[Made 
 
 def find_leakage(
     stages: Mapping[str, Stage],
-    evaluation: EvaluateStage | PassAtKStage | GateStage,
+    evaluation: Stage,
     *,
     run: Path | None = None,
     runs: Path | None = None,
@@ -90,8 +93,8 @@ def find_leakage(
 
     Args:
         stages: Of the recipe.
-        evaluation: One of them. Of one that counts solved problems only the prompts are looked at: what is right there is what was
-            rewarded.
+        evaluation: One of them that evaluates. Of one that counts solved problems only the prompts are looked at: what is right there is
+            what was rewarded.
         run: The recipe's run folder, where the stages before this one are finished.
         runs: Where the origin of copied models is looked for.
         reads_records: Whether folders are looked into; see ``Surroundings``.
@@ -99,17 +102,23 @@ def find_leakage(
     """
     around = Surroundings(run, runs, stages, reads_records=reads_records)
     asked = Made("", evaluation, around)
-    if isinstance(evaluation, GateStage):  # who is champion shows when it runs
+    if evaluation.leaves == "policy":  # a gate; who is champion shows when it runs
         policy, baseline = _models(asked, evaluation.start_key, evaluation.start.path), []
     else:
         policy = _models(asked, "policy", evaluation.policy.path)
         baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
+<<<<<<< HEAD
     judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
     if isinstance(evaluation, EvaluateStage | GateStage) and judge is not None:
         judges = models_of(judge, "judge", asked)
         found = _seen_judge(asked, judge, judges, policy)
+=======
+    if not isinstance(evaluation, PassAtKStage) and evaluation.judge is not None:
+        judges = models_of(evaluation.judge, "judge", asked)
+        found = _seen_judge(asked, evaluation.judge, judges, policy)
+>>>>>>> h-gates
     about = (count or by_name)(asked, policy, baseline)
     origins = [model for first in judges for model in ancestors(first)]
     unknown = [

@@ -12,6 +12,7 @@ from rlhf.config.stages import PreferencesStage
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows
 from rlhf.pipeline.validate.inputs import ROWS_TAKEN
+from tests.fixtures.gated import told
 
 
 def test_the_kinds_of_row_are_those_that_data_sets_take():
@@ -50,6 +51,7 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
     policy = {"model": "embedded", "prompts": "stage:world/prompts.jsonl", "reward": "rules", **asked}
     pairs = {"model": "embedded", "data": "stage:pairs/pairs.jsonl"}
     judged = {"judge": "rlhf.evaluation.judges:world_judge", "prompts": "stage:world/test_prompts.jsonl", "limit": 4}
+    sampling = {"temperature": 0, "max_new_tokens": 2}
     stages = {
         "world": {"kind": "world", "num_documents": 60, "vocab_size": 400},
         "sft": {"kind": "sft", "model": "embedded", "data": "stage:world/sft.jsonl", **few},
@@ -84,10 +86,20 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
             "sampling": {"max_new_tokens": 8},
         },
         "solved": {"kind": "pass_at_k", "policy": "embedded", **judged, "num_samples": 2, "sampling": {"max_new_tokens": 4}},
+<<<<<<< HEAD
         "suites": {"kind": "capabilities", "policy": "stage:sft", "baseline": "embedded", "suites": ["name_bias"]},
         "gate": {
             "kind": "gate", "candidate": "stage:sft", "registry": str(tmp_path / "registry"), **judged,
             "require": [{"kind": "at_least", "metric": "length", "value": 0}], "sampling": {"max_new_tokens": 16},
+=======
+        "suites": {
+            "kind": "capabilities", "policy": "stage:sft", "baseline": "embedded",
+            "suites": {"name": "s", "scorer": "exact", "sampling": sampling, "items": [{"prompt": "Who?", "answer": "he"}]},
+        },
+        "gate": {
+            "kind": "gate", "candidate": "stage:sft", "registry": str(tmp_path / "registry"), **judged,
+            "require": [told("pass")], "sampling": {"max_new_tokens": 4},
+>>>>>>> h-gates
         },
         "prm": {"kind": "prm", "model": "embedded", "data": "stage:reasoning/stepwise.jsonl", **few, "eval_frac": 0.5},
     }  # fmt: skip
