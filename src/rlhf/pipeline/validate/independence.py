@@ -14,11 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-<<<<<<< HEAD
-from rlhf.config.gates import GateStage
 from rlhf.config.judges import JudgeBase
-=======
->>>>>>> h-gates
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of
@@ -109,16 +105,10 @@ def find_leakage(
         baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
-<<<<<<< HEAD
     judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
-    if isinstance(evaluation, EvaluateStage | GateStage) and judge is not None:
+    if not isinstance(evaluation, PassAtKStage) and judge is not None:
         judges = models_of(judge, "judge", asked)
         found = _seen_judge(asked, judge, judges, policy)
-=======
-    if not isinstance(evaluation, PassAtKStage) and evaluation.judge is not None:
-        judges = models_of(evaluation.judge, "judge", asked)
-        found = _seen_judge(asked, evaluation.judge, judges, policy)
->>>>>>> h-gates
     about = (count or by_name)(asked, policy, baseline)
     origins = [model for first in judges for model in ancestors(first)]
     unknown = [
