@@ -28,6 +28,7 @@ from rlhf.config.methods.policy_family import STEPS
 from rlhf.config.policy import RLConfig
 from rlhf.config.schema import describe_setting, settings_class
 from rlhf.data.message_text import counted
+from rlhf.errors import DataError
 from rlhf.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +67,7 @@ def facts(name: str, method: Method) -> str:
     path = f"src/rlhf/{module.replace('.', '/')}.py"
     paper = method.citation
     if method.arxiv:
-        paper = f"[{method.paper} {method.year}](https://arxiv.org/abs/{method.arxiv})"
+        paper = f"[{method.published}](https://arxiv.org/abs/{method.arxiv})"
     settings = ", ".join(f"{key}: {_plain(value)}" for key, value in {"kind": method.kind, **method.settings}.items())
     return "\n".join(
         [
@@ -118,6 +119,23 @@ def steps_to_a_rollout(method: Method, chosen: Mapping[str, str]) -> str:
     )
 
 
+def page_text(name: str) -> str:
+    """The page of a method as it is written.
+
+    Raises:
+        DataError: There is none.
+    """
+    path = ROOT / page_of(name)
+    if not path.is_file():
+        family = [other for other, method in METHODS.items() if method.family == METHODS[name].family and other != name]
+        example = next((page_of(other) for other in family if (ROOT / page_of(other)).is_file()), page_of("dpo"))
+        raise DataError(
+            f"The method {name!r} has no page {page_of(name)}. Write it: copy {example}, change its title and prose, and run "
+            "`python tools/method_pages.py`, which fills in what stands between the marks. See docs/extending.md."
+        )
+    return path.read_text(encoding="utf-8")
+
+
 def rendered_page(name: str, text: str) -> str:
     """A page with its blocks as they should be."""
     text = with_block(text, "facts", facts(name, METHODS[name]), source=page_of(name))
@@ -131,7 +149,7 @@ def rendered_index(text: str) -> str:
         lines += [f"### {words}", "", "| method | what it does | published | recipe |", "|---|---|---|---|"]
         for name, method in METHODS.items():
             if method.family == family:
-                paper = f"{method.paper} {method.year}"
+                paper = method.published
                 if method.arxiv:
                     paper = f"[{paper}](https://arxiv.org/abs/{method.arxiv})"
                 recipe = f"[yaml](../../{recipe_of(name)})"
@@ -322,7 +340,7 @@ def rendered() -> Iterator[tuple[Path, str]]:
     for name in METHODS:
         yield ROOT / recipe_of(name), rendered_recipe(name)
         page = ROOT / page_of(name)
-        yield page, rendered_page(name, page.read_text(encoding="utf-8"))
+        yield page, rendered_page(name, page_text(name))
     yield INDEX, rendered_index(INDEX.read_text(encoding="utf-8"))
 
 
@@ -331,9 +349,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="Say what is out of date, and change nothing.")
     arguments = parser.parse_args()
-    stale = [
-        (path, text) for path, text in rendered() if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
+    try:
+        stale = [
+            (path, text) for path, text in rendered() if not path.is_file() or path.read_text(encoding="utf-8") != text
+        ]
+    except DataError as err:
+        raise SystemExit(str(err)) from None
     for path, text in stale:
         print(path.relative_to(ROOT))
         if not arguments.check:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.config.preference import SimPOConfig as SimPOConfig
     from rlhf.config.presets import get_7b_model_config as get_7b_model_config
     from rlhf.config.presets import get_70b_model_config as get_70b_model_config
+    from rlhf.config.requirements import AtLeast as AtLeast
+    from rlhf.config.requirements import AtMost as AtMost
+    from rlhf.config.requirements import Better as Better
+    from rlhf.config.requirements import NoAlarm as NoAlarm
+    from rlhf.config.requirements import NonInferior as NonInferior
     from rlhf.config.reward_model import ProcessRewardModelConfig as ProcessRewardModelConfig
     from rlhf.config.reward_model import RewardModelConfig as RewardModelConfig
     from rlhf.config.sft import SFTConfig as SFTConfig
@@ -116,7 +121,10 @@ PUBLIC: dict[str, str] = {
     "AdversarialValidator": "rlhf.evaluation.adversarial.validator:AdversarialValidator",
     "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
     "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",
+    "AtLeast": "rlhf.config.requirements:AtLeast",
+    "AtMost": "rlhf.config.requirements:AtMost",
     "BaseConfig": "rlhf.config.base:BaseConfig",
+    "Better": "rlhf.config.requirements:Better",
     "CapabilityTester": "rlhf.evaluation.suites.capability:CapabilityTester",
     "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
@@ -141,6 +149,8 @@ PUBLIC: dict[str, str] = {
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
     "LoRAConfig": "rlhf.config.model:LoRAConfig",
     "ModelConfig": "rlhf.config.model:ModelConfig",
+    "NoAlarm": "rlhf.config.requirements:NoAlarm",
+    "NonInferior": "rlhf.config.requirements:NonInferior",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
     "ORPOTrainer": "rlhf.training.reference_free:ORPOTrainer",
     "OfflineInputs": "rlhf.training.inputs:OfflineInputs",

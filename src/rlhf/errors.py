@@ -12,6 +12,7 @@
     ├── MissingExtraError (ImportError)  an optional package is needed
     ├── StorageError (OSError)           a disk is full, a folder can't be written
     ├── MemoryLimitError (MemoryError)   out of memory; says what to lower
+    ├── GateError (RuntimeError)          a gate refused a model, and was told to stop the run
     ├── RunBusyError (RuntimeError)      another running process uses the run's folder
     └── (InterruptedRun)                 not an error, so not in the tree: the process received a stop signal
 
@@ -111,6 +112,18 @@ class RunBusyError(RLHFError, RuntimeError):
     """Another running process uses the run's folder."""
 
     exit_code = 11
+
+
+class GateError(RLHFError, RuntimeError):
+    """A gate failed a model, and was told to stop the run then, or has no champion to go on with."""
+
+    exit_code = 20
+
+
+class UndecidedGateError(GateError):
+    """A gate's evidence is missing or too little, and it was told to stop the run then."""
+
+    exit_code = 21
 
 
 class InterruptedRun(BaseException):

@@ -17,6 +17,7 @@ from typing import get_args
 import pytest
 
 from rlhf.config.methods import METHODS, MODULES
+from rlhf.config.offline_losses import KTO_LOSSES, REWARD_LOSSES, SFT_LOSSES
 from rlhf.config.pair_losses import PAIR_FORMULAS
 from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.config.schema import stage_classes
@@ -31,6 +32,7 @@ KINDS = stage_classes()
 NAMES = sorted({*METHODS, *KINDS})
 METHODS_PACKAGE = "rlhf.config.methods"
 TABLE = f"{METHODS_PACKAGE}.table"
+LOSSES = (PAIR_FORMULAS, POLICY_LOSSES, SFT_LOSSES, KTO_LOSSES, REWARD_LOSSES)
 NAMED_BY = ("kind", "loss", "policy_loss")
 """Settings whose values are such names."""
 
@@ -50,7 +52,7 @@ def words_of_recipes() -> frozenset[str]:
 def files_of(name: str) -> set[Path]:
     """Where the name is declared, computed and trained."""
     modules = {TABLE, module_of_method(name)}
-    functions = [table[name].function for table in (PAIR_FORMULAS, POLICY_LOSSES) if name in table]
+    functions = [table[name].function for table in LOSSES if name in table]
     functions += [METHODS[name].computed_by] if name in METHODS else []
     modules |= {f"rlhf.{function.partition(':')[0]}" for function in functions}
     kind = METHODS[name].kind if name in METHODS else name

@@ -39,6 +39,7 @@ PROMISED = set(
     calculate_fleiss_kappa STANDARD_GUIDELINES DATASET_GUIDELINES DatasetSizeGuidelines estimate_annotation_cost
     HumanEvalTask
     bradley_terry_ratings compute_elo_ratings noninferiority
+    AtLeast AtMost NonInferior Better NoAlarm
     """.split()
 )
 

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.fixtures.source import ROOT, SOURCE
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -72,6 +74,7 @@ def edited(text: str, step: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_what_the_page_adds_works(tmp_path):
     package = tmp_path / "src" / "rlhf"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "assets", "templates", "static"))
@@ -80,12 +83,8 @@ def test_what_the_page_adds_works(tmp_path):
     for language, name, step in STEPS:
         file = package / name
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        if language == "diff":
-            text = edited(text, step)
-        else:
-            head, table, tail = text.partition("REWARD_KINDS: ")
-            text = f"{head}\n\n{step}\n\n{table}{tail}" if text else step
-        file.write_text(text, encoding="utf-8")
+        assert bool(text) == (language == "diff"), f"{name}: every step but a line of a table is a file of its own"
+        file.write_text(edited(text, step) if text else step, encoding="utf-8")
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "Say {n}."}}\n' for n in range(5)))
     pair = '{"prompt": "Say it.", "chosen": "Yes.", "rejected": "No."}\n'
     (tmp_path / "pairs.jsonl").write_text(pair * 3)

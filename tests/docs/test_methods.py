@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from rlhf.config.methods import FAMILIES, METHODS, page_of, recipe_of
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import settings_class
 from rlhf.config.yaml_text import read_yaml
+from rlhf.errors import DataError
 from rlhf.evaluation.overoptimization import HackingVerdict
 from rlhf.files import write_json
 from rlhf.pipeline.validate import check_quickly
@@ -33,6 +35,9 @@ HEADS = {
 
 
 def test_every_method_has_a_page_and_a_recipe_and_nothing_else_does():
+    for name in METHODS:
+        assert method_pages.page_text(name), name
+        assert (ROOT / recipe_of(name)).is_file(), f"{recipe_of(name)}: run `python tools/method_pages.py`"
     pages = {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} - {"README"}
     recipes = {path.stem for path in (ROOT / "recipes" / "methods").glob("*.yaml")}
     assert pages == recipes == METHODS.keys()
@@ -44,8 +49,20 @@ def test_what_is_generated_is_up_to_date():
     assert not stale, "run `python tools/method_pages.py`"
 
 
+def test_a_method_without_a_page_is_told_which_to_write(monkeypatch, tmp_path):
+    (tmp_path / "docs" / "methods").mkdir(parents=True)
+    shutil.copy(ROOT / page_of("ipo"), tmp_path / page_of("ipo"))
+    monkeypatch.setattr(method_pages, "ROOT", tmp_path)
+    assert method_pages.page_text("ipo").startswith("# ")
+    with pytest.raises(DataError, match=r"'cdpo'.*docs/methods/cdpo\.md.*copy docs/methods/ipo\.md"):
+        method_pages.page_text("cdpo")
+    monkeypatch.setattr(sys, "argv", ["method_pages.py", "--check"])
+    with pytest.raises(SystemExit, match=r"docs/methods/sft\.md"):
+        method_pages.main()
+
+
 def test_a_change_by_hand_between_the_marks_is_found_and_prose_is_kept():
-    page = (ROOT / page_of("ipo")).read_text(encoding="utf-8")
+    page = method_pages.page_text("ipo")
     changed = page.replace("| `beta` | 0.1 |", "| `beta` | 0.2 |").replace(
         "Pairs that everybody", "Pairs which everybody"
     )
@@ -56,7 +73,7 @@ def test_a_change_by_hand_between_the_marks_is_found_and_prose_is_kept():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_page_says_what_a_page_should(name):
-    text = (ROOT / page_of(name)).read_text(encoding="utf-8")
+    text = method_pages.page_text(name)
     assert text.startswith(f"# {METHODS[name].title}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
     assert "```math" in text
@@ -68,7 +85,7 @@ def test_a_page_says_what_a_page_should(name):
 
 def rows_of_options(name: str) -> list[list[str]]:
     """Cells of a page's table of settings: setting, default, source, what the recipe has, meaning."""
-    table = (ROOT / page_of(name)).read_text(encoding="utf-8").split("| setting |")[1].split("\n\n")[0]
+    table = method_pages.page_text(name).split("| setting |")[1].split("\n\n")[0]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
 
 
@@ -78,7 +95,7 @@ def test_every_option_on_a_page_says_where_its_default_comes_from(name):
     assert len(rows) == len(list(described_options(METHODS[name])))
     for option, default, source, *_ in rows:
         assert source, f"{page_of(name)}: {option} is {default}, and its module of rlhf.config.methods does not say why"
-        assert (default == "required") == (source == "yours to give"), option
+        assert (default == "required") == (source == "no default"), option
         if source.startswith("ours"):
             assert len(source.removeprefix("ours: ").split()) > 2, f"{option}: ours, but why"
 
@@ -92,7 +109,7 @@ def test_a_page_has_what_a_recipe_cannot_leave_out(name):
 
 
 def metrics_named_on(name: str) -> list[str]:
-    text = (ROOT / page_of(name)).read_text(encoding="utf-8")
+    text = method_pages.page_text(name)
     found = re.findall(r"`(\w+)/([a-z_]+)`", text)
     return [f"{room}/{metric}" for room, metric in found if room not in ("tests", "docs", "recipes", "tools", "src")]
 

@@ -52,6 +52,7 @@ FEWER: dict[str, dict[str, Any]] = {
     "distill": {"rollouts": 2, "prompts_per_rollout": 4, "minibatch_size": 4},
     "best_of_n": {"limit": 8, "num_samples": 4},
     "evaluate": {"limit": 6, "samples_per_prompt": 1},
+    "gate": {"limit": 6, "require": [{"kind": "at_least", "metric": "judge_score", "value": -99}]},
 }
 """Stage kind to what makes it quick."""
 
@@ -61,6 +62,8 @@ def shrunk(path: Path, output: Path) -> RecipeConfig:
     tree = expand_variables(read_yaml(path), str(path))
     for stage in tree["stages"].values():
         stage.update(FEWER[stage["kind"]])
+        if stage["kind"] == "gate":
+            stage["registry"] = str(output / "registry")
         if stage["kind"] == "world" and "vocab_size" not in stage:
             stage["num_documents"] = 0
         if not str(stage.get("data", "stage:")).startswith("stage:"):

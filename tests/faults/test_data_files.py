@@ -82,7 +82,7 @@ BAD_LINES = {
     "latin-1": (b'{"prompt": "caf\xe9"}', "2: byte 16 is 0xe9, which is not UTF-8", "iconv -f WINDOWS-1252 -t UTF-8"),
     "a key twice": (
         b'{"prompt": "a", "completion": "b", "prompt": "c"}',
-        "2: the key 'prompt' stands in the same object twice",
+        "2: the key 'prompt' appears in the same object twice",
         "keep one of them",
     ),
     "a key twice inside": (b'{"messages": [{"role": "a", "role": "b"}]}', "2: the key 'role' stands", "keep one"),
@@ -362,7 +362,7 @@ BAD_FILES = {
         lambda: b"what is it?,a cow\nand that?,a fox\n",
         "'what is it?', 'a cow'; wanted completion",
     ),
-    "header twice": ("d.csv", lambda: b"prompt,prompt\na,b\n", ":1: the column 'prompt' stands in the header twice"),
+    "header twice": ("d.csv", lambda: b"prompt,prompt\na,b\n", ":1: the column 'prompt' appears in the header twice"),
     "latin-1 header": (
         "d.csv",
         lambda: b"prompt,caf\xe9\na,b\n",
@@ -684,7 +684,7 @@ def test_a_prompt_beyond_the_limit_names_the_row_and_the_ways_out(tmp_path, toke
         SFTDataset(path, tokenizer, max_length=8)
     kept = SFTDataset(path, tokenizer, max_length=8, truncation="keep_start")
     assert (len(kept), kept.report.dropped_too_long) == (1, 1), (
-        "nothing of the completion was left, so the row is no lesson"
+        "nothing of the completion was left, so the row is not a lesson"
     )
     short = GRPODataset(path, tokenizer, max_prompt_length=8, truncation="keep_end")
     assert (len(short), short.report.truncated) == (2, 1)

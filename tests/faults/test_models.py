@@ -771,7 +771,9 @@ def test_the_command_line_prints_the_sentence_and_leaves_with_its_own_code(
     assert left.value.code == ModelError.exit_code == 4
     assert "error: " in shown
     told = " ".join(shown.split())
-    assert f"stages.sft.model: {tiny_model_folder}/model.safetensors is no safetensors file, or was cut short" in told
+    assert (
+        f"stages.sft.model: {tiny_model_folder}/model.safetensors is not a safetensors file, or was cut short" in told
+    )
     assert "Copy or download it again" in told
     assert "Traceback" not in shown
     assert state_of(earlier) == before

@@ -1,4 +1,4 @@
-"""Losses, gradients and rewards that are no numbers: named, left out, counted, and in the end a stop."""
+"""Losses, gradients and rewards that are not numbers: named, left out, counted, and in the end a stop."""
 
 from __future__ import annotations
 

@@ -120,6 +120,7 @@ def ids_of(dataset: Any, names: Sequence[str]) -> list[list[list[int]]]:
     return [[list(row[name]) for name in ("prompt_ids", *names)] for row in dataset]
 
 
+@pytest.mark.slow
 def test_sft_goes_trls_way(build_trainer, policy, tokenizer, their_settings):
     start = copy.deepcopy(policy)
     rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in texts()]
@@ -141,6 +142,7 @@ def test_sft_goes_trls_way(build_trainer, policy, tokenizer, their_settings):
     assert not same(ours(label_smoothing=0.01), theirs, atol=3e-4)
 
 
+@pytest.mark.slow
 def test_reward_modeling_goes_trls_way(build_trainer, reward_model, tokenizer, their_settings):
     start = copy.deepcopy(reward_model)
     rows = [{side: row["prompt"] + row[side] for side in ("chosen", "rejected")} for row in texts()]
@@ -190,6 +192,7 @@ def rows_before(order: Sequence[tuple[int, ...]]) -> Any:
     return match
 
 
+@pytest.mark.slow
 def test_kto_goes_trls_way(build_trainer, policy, reference, tokenizer, their_settings, monkeypatch):
     start = copy.deepcopy(policy)
     settings = {**their_settings, "desirable_weight": 1.2, "undesirable_weight": 0.9}

@@ -97,6 +97,7 @@ def growth(*words, **environment):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="resident sizes are read from /proc")
 def test_kernels_of_shapes_that_do_not_come_again_are_not_kept():
     assert growth("forget") < 0.3 * growth("leave")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -57,6 +58,12 @@ COMMANDS = {
     "debug kl": "POLICY REFERENCE SETTINGS --shown --device --json",
     "debug rewards": "FILE SETTINGS --shown --json",
     "evaluate": "MODEL SETTINGS --output/-o --device --force --json --quiet",
+    "compare": "A B SETTINGS --judge --prompts --output/-o --runs --device --json --quiet",
+    "gate": "MODEL SETTINGS --against --stage --config --promote --replay --output/-o --device --json --quiet",
+    "registry list": "--registry --json",
+    "registry show": "NAME --registry --json",
+    "registry promote": "MODEL --alias --reason --evidence --registry --json",
+    "registry rollback": "ALIAS --to --reason --registry --json",
     "runs list": "--runs --json",
     "runs show": "RUN --runs --json",
     "runs compare": "FIRST SECOND --runs --all --page --json",
@@ -186,7 +193,7 @@ def test_settings_are_listed_as_a_table_and_as_json_schema(call):
         (["run", "absent.yaml"], 2, "There is no file absent.yaml."),
         (["run", "RECIPE", "stages.sft.learning_rat=1"], 2, "stages.sft.learning_rat: there is no such key."),
         (["run", "RECIPE", "quiet"], 2, "Override 'quiet' is not of the form key.subkey=value"),
-        (["config", "schema", "pppo"], 2, "No stage kind is called 'pppo'. Did you mean 'ppo'"),
+        (["config", "schema", "pppo"], 2, "is called 'pppo'. Did you mean 'ppo'"),
         (["config", "show", "absent.yaml"], 2, "There is no file absent.yaml."),
         (["ppo", "model=m", "prompts=p", "reward=rules", "gama=1"], 2, "stages.ppo.gama: there is no such key."),
         (["sft", "model=m"], 2, "The command line is not valid:\n  stages.sft.data: this key is required."),
@@ -289,12 +296,30 @@ def test_methods_are_listed_by_family_with_a_line_each(call):
     assert {row["name"] for row in json.loads(out)} >= {"dpo", "ppo", "prm"}
 
 
+def test_a_recipe_or_page_that_does_not_exist_is_not_named_as_if_it_did(call, monkeypatch, tmp_path):
+    for folder in ("src/rlhf", "docs/methods", "recipes/methods"):
+        (tmp_path / folder).mkdir(parents=True)
+    page = tmp_path / "docs" / "methods" / "ipo.md"
+    page.touch()
+    monkeypatch.setattr("rlhf.__file__", str(tmp_path / "src" / "rlhf" / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = call("methods", "ipo")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "page docs/methods/ipo.md" in lines
+    assert not any("rlhf run" in line for line in lines)
+    found = json.loads(call("methods", "ipo", "--json")[1])
+    assert (found["recipe"], found["page"]) == (None, "docs/methods/ipo.md")
+    shutil.rmtree(tmp_path / "docs")
+    assert "not part of the installed package" in " ".join(call("methods", "ipo")[1].split())
+
+
 def test_a_method_tells_its_settings_and_where_its_recipe_is(call):
     code, out, _ = call("methods", "fdpo")
     assert code == 0
     assert "kind: dpo, divergence: js" in out
     assert "https://arxiv.org/abs/2309.16240" in out
     assert "recipes/methods/fdpo.yaml" in out
+    assert "none yet" not in out
     code, out, _ = call("methods", "gspo", "--json")
     found = json.loads(out)
     (clip,) = [row for row in found["options"] if row["name"] == "clip_low"]

@@ -198,7 +198,7 @@ def _say_how_far(store: PreferenceStore, place: str) -> None:
     others = sum(number for name, number in batches.items() if name != batch)
     if batch is not None and others:
         print(
-            f"Asked is the batch {batch!r} alone; {counted(others, 'task')} beside it wait (--all-batches asks them, too)."
+            f"Only the batch {batch!r} is asked; {counted(others, 'task')} outside it wait (--all-batches asks them, too)."
         )
     elif batch is None and len(batches) > 1:
         listed = ", ".join(

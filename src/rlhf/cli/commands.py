@@ -44,6 +44,8 @@ def _click_command(name: str, implementation: Any, *, panel: str | None, takes_s
 COMMANDS = {
     "run": Entry("run:run", "The loop", takes_settings=True),
     "evaluate": Entry("evaluate:evaluate", "Look", takes_settings=True),
+    "compare": Entry("compare_models:compare", "Look", takes_settings=True),
+    "gate": Entry("gate:gate", "Look", takes_settings=True),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),
@@ -56,6 +58,7 @@ COMMANDS = {
     "data": Entry("data:app"),
     "debug": Entry("debug:app", "Look"),
     "runs": Entry("runs:app"),
+    "registry": Entry("registry:app"),
     "feedback": Entry("feedback:app", "The human side"),
 }
 """In the order of `rlhf --help`. The commands of one stage, such as `rlhf sft`, come after `run`: ``rlhf.cli.run.stages_with_commands``."""
@@ -110,7 +113,7 @@ class RLHFCommands(TyperGroup):
         return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As of any group, with a word more about a command that there is none of."""
+        """As of any group, with a hint for an unknown command."""
         if not args or args[0] in self.commands:
             return super().resolve_command(ctx, args)
         from rlhf.config.methods import method_behind

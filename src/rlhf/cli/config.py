@@ -69,13 +69,18 @@ def config_convert(
 
 @app.command("schema")
 def config_schema(
-    kind: Annotated[str | None, typer.Argument(help="A stage kind, such as ppo; the whole recipe by default.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="A stage kind, such as ppo, or a kind of reward, such as rules; the whole recipe by default."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON schema instead of a table.")] = False,
 ) -> None:
     """List settings with type, default and meaning."""
-    from rlhf.config.schema import describe_settings, settings_class
+    from rlhf.config.schema import class_to_describe, describe_settings
 
-    owner = settings_class(kind)
+    owner = class_to_describe(kind)
     print(json.dumps(owner.model_json_schema(), indent=2) if as_json else describe_settings(owner))
 
 

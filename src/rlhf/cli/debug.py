@@ -156,7 +156,8 @@ def _rewards_text(found: ScoreReport) -> str:
         f"{found.num_rows:,} rows, {found.num_missing:,} without a score",
         f"mean {plain_number(found.mean, 3)}, deviation {plain_number(found.std, 3)}, {found.num_values:,} different values, "
         f"{percentage(found.tied_frac)} tied with another row",
-        "quantiles  " + "  ".join(f"{float(q) * 100:g} %: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
+        "quantiles  "
+        + "  ".join(f"{percentage(float(q), 0)}: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
     ]
     if found.num_groups:
         lines.append(
@@ -167,6 +168,7 @@ def _rewards_text(found: ScoreReport) -> str:
         within = found.length_correlation_within
         lines += [
             f"correlation with length {plain_number(found.length_correlation.value)}"
+            + (f" [{ends}]" if (ends := interval(found.length_correlation.to_dict())) else "")
             + (f", within prompts {plain_number(within)}" if math.isfinite(within) else ""),
             "characters        rows  mean",
             *(f"{characters:<14} {count:>7,}  {plain_number(mean, 3)}" for characters, count, mean in found.by_length),

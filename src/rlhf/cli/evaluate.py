@@ -35,19 +35,21 @@ def evaluate(
     rlhf evaluate runs/demo/dpo/model prompts=test.jsonl baseline=runs/demo/sft/model
     rlhf evaluate MODEL prompts=test.jsonl metrics=[length,toxicity] toxicity_classifier=FOLDER
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=FILE.py:FUNCTION by=topic
+    rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=judge.yaml
 
     Settings are those of a recipe's stage `evaluate` (rlhf config schema evaluate): prompts, baseline, judge, reward_model, pairs, texts,
     limit, samples_per_prompt, sampling.max_new_tokens ... Without `metrics`, all whose needs are given; docs/evaluation.md explains each.
     """
     from rlhf.config.base import apply_overrides
+    from rlhf.config.judges import with_any_judge
     from rlhf.config.recipe import RecipeConfig, expand_variables
     from rlhf.pipeline.models import where_models_are
 
     if not (Path(model) / "config.json").is_file() and (models := where_models_are(Path(model))):
         raise ModelError(f"{model} is the folder of a run and no model. {models}")
     tree = apply_overrides({"kind": STAGE, "policy": {"path": model}}, settings or [])
-    stage = expand_variables(tree, "The command line")
-    if "metrics" not in stage:
+    stage = with_any_judge(expand_variables(tree, "The command line"))
+    if "metrics" not in tree:
         stage["metrics"] = _default_metrics(stage)
     recipe = RecipeConfig.of(
         {"name": output.name, "output_dir": str(output.parent), "device": device, "stages": {STAGE: stage}},
@@ -72,6 +74,7 @@ def _default_metrics(stage: Mapping[str, Any]) -> list[str]:
     given = {name for name, value in stage.items() if value is not None}
     given |= {"ref_model"} if "baseline" in given else set()
     given |= {"quality"} if {"judge", "reward_model"} & given else set()
+    given |= {"preference"} if {"judge", "pairwise_judge"} & given else set()
     many = int(number(stage.get("samples_per_prompt")) or 1) > 1
     return [
         name
@@ -107,13 +110,14 @@ def _show(document: Mapping[str, Any]) -> None:
             soft_wrap=True,
         )
     groups = Table(box=None, pad_edge=False)
-    for title in ("metric", "group", "value", "from the rest", "p (Holm)"):
+    for title in ("metric", "group", "value", "95 % interval", "from the rest", "p (Holm)"):
         groups.add_column(title)
     for name, found in mapping(part.get("groups")).items():
         for group, value in found.items():
             p = value.get("p_corrected")
             groups.add_row(
-                escape(name), escape(group), _text(value["value"], False), _text(value["difference"], False, signed=True),
+                escape(name), escape(group), _text(value["value"], False), interval(value["value"], False) or "",
+                _text(value["difference"], False, signed=True),
                 "" if p is None else f"{p:.3g}",
             )  # fmt: skip
     if groups.row_count:

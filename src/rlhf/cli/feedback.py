@@ -71,10 +71,10 @@ def feedback_import(
         raise ConfigError(f"--classes is for rows of an item, an annotator and a label; {file[0]} is read as {name!r}.")
     with opened_store(store, must_exist=False) as opened:
         how: OnBadRow = "skip" if skip_bad else "error"
-        told = opened.setting(CLASSES) or ()
-        if given and (missing := [one for one in told if one not in given]):
-            raise ConfigError(f"This store has the classes {listed(told)}; --classes leaves out {listed(missing)}.")
-        if known_classes := given or told:
+        stored = opened.setting(CLASSES) or ()
+        if given and (missing := [one for one in stored if one not in given]):
+            raise ConfigError(f"This store has the classes {listed(stored)}; --classes leaves out {listed(missing)}.")
+        if known_classes := given or stored:
             check_classes(found, known_classes, how)
         done = import_items(opened, found.items, with_judgments=judgments, on_other_texts=how)
         overlap = overlap_words(found.items, opened.rules.overlap) if judgments else ""

@@ -163,7 +163,7 @@ IDLE_WITH = {
     "--events": ("--aggregate", "--qualified", "--batch", "--unjudged", "--classes"),
     "--aggregate": ("--unjudged",),
 }
-"""And those that do nothing beside another one."""
+"""And those that do nothing together with another one."""
 
 
 def _refuse_idle(given: Mapping[str, object]) -> None:
@@ -185,11 +185,12 @@ def _refuse_idle(given: Mapping[str, object]) -> None:
 
 def _writable(layout: str) -> Format:
     from rlhf.errors import look_up
-    from rlhf.feedback.exchange import FORMATS, OURS, SAVED
+    from rlhf.feedback.exchange import FORMATS
+    from rlhf.feedback.layouts import LAYOUTS
 
     known = look_up(FORMATS, layout, kind="format")
-    if layout not in (OURS, SAVED) and known.write_items is None and known.row_of is None:
-        can = ", ".join(name for name, one in FORMATS.items() if name in (OURS, SAVED) or one.write_items or one.row_of)
+    if not LAYOUTS[layout].exports:
+        can = ", ".join(name for name, one in LAYOUTS.items() if one.exports)
         raise ConfigError(f"{layout!r} is only read; what can be written: {can}.")
     return known
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import rlhf
 from rlhf.cli.options import JsonOption, console
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def _tables() -> Iterator[RenderableType]:
         table.add_column(no_wrap=True, overflow="ellipsis")
         for name, found in METHODS.items():
             if found.family == family:
-                table.add_row(name, Text.assemble(found.about, "  ", (f"{found.paper} {found.year}", "dim")))
+                table.add_row(name, Text.assemble(found.about, "  ", (found.published, "dim")))
         yield table
         yield ""
     yield "`rlhf methods NAME` tells of one what its settings do."
@@ -75,17 +77,18 @@ def _print_one(name: str, found: Method) -> None:
     from rlhf.config.method_options import REQUIRED, described_options, source_of
     from rlhf.config.methods import as_settings, page_of, recipe_of
 
+    recipe, page = _on_disk(recipe_of(name)), _on_disk(page_of(name))
     out = console()
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column()
     where = f"https://arxiv.org/abs/{found.arxiv}" if found.arxiv else ""
     for label, text in (
-        ("paper", f"{found.paper} {found.year}  {where}".rstrip()),
+        ("paper", f"{found.published}  {where}".strip() or found.citation),
         ("stage", as_settings(found)),
         ("computed", f"rlhf.{found.computed_by.replace(':', '.')}"),
-        ("recipe", f"rlhf run {recipe_of(name)}"),
-        ("page", page_of(name)),
+        ("recipe", f"rlhf run {recipe}" if recipe else _absent(recipe_of(name))),
+        ("page", page or _absent(page_of(name))),
     ):
         facts.add_row(Text(label, style="dim"), Text(text))
     out.print(Text(found.title, style="bold"))
@@ -117,6 +120,28 @@ def _as_json(name: str, found: Method) -> dict[str, Any]:
         "options": [
             {**dataclasses.asdict(setting), "source": source_of(found, setting)} for setting in described_options(found)
         ],
-        "recipe": recipe_of(name),
-        "page": page_of(name),
+        "recipe": _on_disk(recipe_of(name)),
+        "page": _on_disk(page_of(name)),
     }
+
+
+def _checkout() -> Path | None:
+    """The repository that this package runs from; None for an installed package, which has neither recipes nor pages."""
+    root = Path(rlhf.__file__).parents[2]
+    return root if (root / "docs" / "methods").is_dir() else None
+
+
+def _on_disk(name: str) -> str | None:
+    """Where a file of the repository is, as a path from here if it is below the working folder; None if it is not on this machine."""
+    root = _checkout()
+    if root is None or not (root / name).is_file():
+        return None
+    path = root / name
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _absent(name: str) -> str:
+    """Why a file of the repository can't be opened here."""
+    if _checkout() is None:
+        return f"{name} of the repository, which is not part of the installed package"
+    return f"none yet: {name} does not exist (docs/extending.md says how it is written)"

@@ -17,7 +17,7 @@ Overrides = Annotated[
     typer.Argument(help="Settings to change, as key.sub=value.", show_default=False, metavar="[KEY=VALUE]..."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where models are: cpu, cuda, cuda:N; auto takes a GPU where there is one.")
 ]
@@ -35,10 +35,10 @@ MISSPELLED = 0.75
 
 
 class SettingsCommand(TyperCommand):
-    """A command that takes KEY=VALUE; who writes a setting as an option is told so."""
+    """A command that takes KEY=VALUE; an option that is a setting is answered with how to write it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As of any command, with a word more about an option that there is none of."""
+        """As of any command, with a hint for an unknown option."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

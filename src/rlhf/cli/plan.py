@@ -21,7 +21,7 @@ def plan(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Plan for this GPU, such as H100, by its published figures.")
     ] = None,
-    stage: Annotated[str | None, typer.Option("--stage", help="Plan this stage alone.")] = None,
+    stage: Annotated[str | None, typer.Option("--stage", help="Plan only this stage.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict memory and time of every training stage, and recommend how to run it; trains nothing."""

@@ -21,7 +21,7 @@ FURTHER = (1, 2, 4, 10)
 FARTHEST = 1000
 """Times the largest measured number, beyond which a curve is not read off any more."""
 UNLIKELY = 0.01
-"""Scatter about the best curve that is rarer than this is told."""
+"""Scatter about the best curve that is rarer than this is reported."""
 CERTAIN = 0.025
 """Share of the curves below or above which the rest counts as certain: what the 95 % intervals leave out on either side."""
 MEASURE = (("250", "quarter"), ("500", "half"), ("1000", "all"))
@@ -212,7 +212,7 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
     if found["may_be_coins"]:
         sizes = ", ".join(f"{pairs:,}" for pairs in found["may_be_coins"])
         lines.append(
-            f"! After {sizes} pairs the model is not told apart from a coin (0.5): it learned nothing there that was measured; most "
+            f"! After {sizes} pairs the model does not differ from a coin (0.5): it learned nothing there that was measured; most "
             "often learning_rate is too small or the steps are too few. Train again, the same number of steps (max_steps) at every "
             "size, before you rely on this."
         )

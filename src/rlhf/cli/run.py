@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Rerun everything, even what is finished.")]
 IgnoreCodeOption = Annotated[
-    bool, typer.Option("--ignore-code", help="Keep stages of which nothing but this library's code has changed.")
+    bool, typer.Option("--ignore-code", help="Keep stages of which only this library's code has changed.")
 ]
 ProfileOption = Annotated[
     bool, typer.Option("--profile", help="Measure where training spends its time: a table, and a trace of a few steps.")

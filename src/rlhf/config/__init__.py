@@ -11,7 +11,7 @@ training        what every trainer shares, and the settings of each algorithm
 recipe          named stages and their inputs: what `rlhf run` runs
 assets          the folder that ${RLHF_ASSETS} names, and what to say where it is not there
 presets         whole recipes by model size
-method_hints    the answer to a method's name where it is no choice
+method_hints    the answer to a method's name where it is not a choice
 method_options  a method's settings, and where their defaults come from
 schema          settings as people read them: name, type, default, meaning
 descriptions    the text below each field, read when asked for

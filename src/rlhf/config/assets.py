@@ -29,7 +29,7 @@ def no_assets(keys: Sequence[str]) -> str:
     what = (
         f"{ASSETS} is not set, and its default {DEFAULT_ASSETS} is not there (looked for from {Path.cwd()})"
         if given is None
-        else f"{ASSETS} is {given}, which is no folder"
+        else f"{ASSETS} is {given}, which is not a folder"
     )
     return (
         f"{what}: {shown} {'need' if len(keys) > 1 else 'needs'} files below it. Set it to the folder of the shared assets, as in "
@@ -45,7 +45,7 @@ def check_assets(recipe: RecipeConfig, *, only: str | None = None) -> None:
         only: Its one stage that is.
 
     Raises:
-        DataError: A training stage's model or rows lie below ``${RLHF_ASSETS}``, which is no folder.
+        DataError: A training stage's model or rows lie below ``${RLHF_ASSETS}``, which is not a folder.
     """
     if (assets := missing_assets()) is None:
         return

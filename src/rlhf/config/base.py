@@ -23,7 +23,7 @@ from rlhf.errors import ConfigError
 
 
 class Names(StrEnum):
-    """What the text of a setting stands for, beside itself. The content of what it names decides the result too."""
+    """What the text of a setting stands for, in addition to itself. The content of what it names decides the result too."""
 
     INPUT = "input"
     """A file, a folder, a hub name, or ``stage:NAME``."""
@@ -34,7 +34,7 @@ class Names(StrEnum):
 
 
 ROWS_NAME = r"^(?!stage:)(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^:\n]+\.py):[A-Za-z_]\w*\Z"
-"""Rows that Python gives in the place of a file: ``package.module:Rows`` or ``path/to/file.py:Rows``."""
+"""Rows that Python gives instead of a file: ``package.module:Rows`` or ``path/to/file.py:Rows``."""
 LONGEST_FILE_NAME = 255
 """Bytes of a part of a path, on every file system in use."""
 
@@ -175,7 +175,7 @@ def _marker(annotation: Any) -> Names | None:
 
 
 SHORT_FORMS = {
-    **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher"), "path"),
+    **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher", "candidate"), "path"),
     "engine": "kind",
     "environment": "factory",
     **dict.fromkeys(("data", "prompts"), "path"),
@@ -246,7 +246,7 @@ def _step(node: Any, key: str, item: str) -> Any:
 
 
 def _long_form(key: str, value: Any) -> dict[str, Any] | None:
-    """The section that a value stands for; None where it is no short form."""
+    """The section that a value stands for; None where it is not a short form."""
     if isinstance(value, str) and key in SHORT_FORMS:
         return {SHORT_FORMS[key]: value}
     return {} if value is True and key in SWITCHES else None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import Names, TextOrFile
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint
+from rlhf.config.engines import EngineSpec, LocalEngineConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.stage_inputs import StageConfig
 from rlhf.config.suites import SuiteConfig
@@ -35,7 +35,7 @@ class CapabilitiesStage(StageConfig):
     baseline: ModelConfig
     """The policy before."""
     suites: Annotated[list[SuiteSource], BeforeValidator(_listed), Names.TEXT_OR_FILE] = Field(min_length=1)
-    """Names of bundled suites (`format`, `general`, `over_refusal`, `safety`), YAML files, or settings."""
+    """Names of bundled suites (`format`, `general`, `name_bias`, `over_refusal`, `safety`), YAML files, or settings."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of the one-sided intervals; a loss of a suite's margin passes in at most the rest."""
     repeat: bool | None = None
@@ -51,7 +51,7 @@ class CapabilitiesStage(StageConfig):
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
         for suite in self.suites:
-            if isinstance(suite, SuiteConfig) and (complaint := engine_complaint(self.engine, suite.sampling)):
+            if isinstance(suite, SuiteConfig) and (complaint := self.engine.complaint(suite.sampling)):
                 raise ValueError(complaint)
         return self
 

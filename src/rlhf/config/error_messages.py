@@ -1,7 +1,7 @@
 """What pydantic found wrong, in the words of anyone who wrote the settings.
 
 Pydantic's place of an error runs through its own constructions: the tag of a union, the label of an alternative, the
-list that a single value was made into. Walking the input beside it leaves the keys that the user wrote.
+list that a single value was made into. Walking the input along with it leaves the keys that the user wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pydantic import BaseModel, ValidationError
 from rlhf.errors import did_you_mean
 
 TAG = "kind"
-"""The key that tells the members of a union apart, in every config class."""
+"""The key that tells the members of a union apart, in every config class but judges."""
+TAGS = (TAG, "type")
+"""And in those: a judge may be of a kind of reward."""
 
 Place = tuple[str | int, ...]
 MOST_SHOWN = 80
@@ -80,16 +82,17 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case "invalid_key":
             key = error["input"]
             hint = _quote_it("string_type", key).replace("write text", "write it")
-            return tuple(error["loc"][:-1]), f"the key {key!r} is no text{hint}", ""
+            return tuple(error["loc"][:-1]), f"the key {key!r} is not text{hint}", ""
         case "union_tag_not_found":
             # A misspelled section, most often one that an override made.
             near = did_you_mean(str(place[-1]), _siblings(tree, place)) if place else ""
-            return (*place, TAG), f"this key is required; it says what the section is.{near}", ""
+            return (*place, _tag(context)), f"this key is required; it says what the section is.{near}", ""
         case "union_tag_invalid":
             known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
-            meant = _word_hint(root, tree, (*place, TAG), context["tag"])
+            tag = _tag(context)
+            meant = _word_hint(root, tree, (*place, tag), context["tag"])
             near = f" {meant[0].upper()}{meant[1:]}." if meant else did_you_mean(context["tag"], known)
-            return (*place, TAG), f"there is no kind {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
+            return (*place, tag), f"there is no {tag} {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
         case "too_short" | "too_long" as kind:
             least = kind == "too_short"
             wanted = context["min_length" if least else "max_length"]
@@ -195,7 +198,7 @@ def _quote_it(kind: str, value: Any) -> str:
 
 
 def _siblings(tree: Mapping[str, Any], place: Place) -> list[str]:
-    """The other keys beside a place."""
+    """The other keys in the section of a place."""
     node: Any = tree
     for part in place[:-1]:
         node = node[part]
@@ -208,7 +211,7 @@ def _place(tree: Mapping[str, Any], error: Any) -> Place:
     node: Any = tree
     tag_seen = is_there = False
     for part in error["loc"]:
-        is_tag = isinstance(node, Mapping) and node.get(TAG) == part and not tag_seen
+        is_tag = isinstance(node, Mapping) and part in (node.get(tag) for tag in TAGS) and not tag_seen
         is_there = not is_tag and _has(node, part)
         if not is_there:
             tag_seen = is_tag
@@ -243,13 +246,18 @@ def _models_at(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> 
 
 def _that_fit(node: Any, kinds: list[Any]) -> list[Any]:
     """Of the members of a union, the one that the section's tag names; all where it names none."""
-    tag = node.get(TAG) if isinstance(node, Mapping) else None
-    return [kind for kind in kinds if tag is not None and tag in _tags(kind)] or kinds
+    tags = [node[tag] for tag in TAGS if node.get(tag) is not None] if isinstance(node, Mapping) else []
+    return [kind for kind in kinds if any(tag in _tags(kind) for tag in tags)] or kinds
+
+
+def _tag(context: Mapping[str, Any]) -> str:
+    """The key that tells the members of a union apart."""
+    return str(context["discriminator"]).strip("'")
 
 
 def _tags(kind: Any) -> tuple[Any, ...]:
-    field = kind.model_fields.get(TAG) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-    return typing.get_args(field.annotation) if field else ()
+    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
+    return tuple(value for tag in TAGS if tag in fields for value in typing.get_args(fields[tag].annotation))
 
 
 def _inside(kind: Any, part: str | int) -> list[Any]:

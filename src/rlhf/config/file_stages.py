@@ -9,7 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import FunctionName, InputPath
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
+from rlhf.config.judges import JudgeConfig, with_any_judge
 from rlhf.config.metric_table import COLUMN_NEEDS, NEEDS, Metric, check_metric_names, metric_named, missing_need
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
@@ -184,7 +185,13 @@ class EvaluateStage(FilteredPrompts):
     prompts: InputPath | list[InputPath]
     """Held-out prompts; rows may have columns that metrics need, such as `reference` or `should_refuse`."""
     judge: JudgeSpec | None = Field(None, validate_default=True)
-    """Ground truth that no policy stage was trained against: any kind of reward. Required without `metrics`."""
+    """Ground truth that no policy stage was trained against: any kind of reward, or settings of a judge (docs/judges.md), also as a file
+    `judge.yaml`. Required without `metrics`."""
+    pairwise_judge: JudgeConfig | None = None
+    """A judge that compares two completions and gives no scores, for the metric `win_rate`; settings of such a judge in `judge` are put
+    here."""
+    tie_band: float = Field(0.0, ge=0)
+    """Scores of the judge this close are a tie; a reward model given as settings of a judge brings its own."""
     reward_model: InputPath | None = None
     """The proxy that the policy was trained against: measured before and after, and on `pairs`."""
     pairs: InputPath | None = None
@@ -214,6 +221,11 @@ class EvaluateStage(FilteredPrompts):
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_any_judge(cls, tree: Any) -> Any:
+        return with_any_judge(tree) if isinstance(tree, Mapping) else tree
+
     @field_validator("baseline", "judge", mode="after")
     @classmethod
     def _compares_or_measures(cls, value: Any, info: ValidationInfo) -> Any:
@@ -235,6 +247,7 @@ class EvaluateStage(FilteredPrompts):
         given = {need for need in NEEDS if getattr(self, need, None) is not None} | COLUMN_NEEDS
         given |= {"ref_model"} if self.baseline is not None else set()
         given |= {"quality"} if self.judge is not None or self.reward_model is not None else set()
+        given |= {"preference"} if self.judge is not None or self.pairwise_judge is not None else set()
         for name in self.metrics:
             metric = metric_named(name)
             if isinstance(metric, Metric) and (need := missing_need(metric.needs, frozenset(given))) is not None:
@@ -243,7 +256,7 @@ class EvaluateStage(FilteredPrompts):
 
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
-        if complaint := engine_complaint(self.engine, self.sampling):
+        if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
         if is_lowered(self.engine):
             raise ValueError(

@@ -53,7 +53,7 @@ OTHERS: Mapping[str, Entry] = {
     "train_dataset": to("data", "prompts"),
     "loss_type": to(note=LOSSES),
 }
-"""Of verl, LLaMA-Factory, Axolotl and papers, and words beside keys of the tables."""
+"""Of verl, LLaMA-Factory, Axolotl and papers, and words next to keys of the tables."""
 OF_RLHF_CONFIG: Mapping[str, Entry] = {
     "rm_model": to("reward_model"),
     "rm_dataset": to("reward_dataset"),
@@ -131,7 +131,7 @@ def _values() -> dict[str, str]:
 THEIRS: Mapping[str, Sequence[str]] = _theirs()
 """Theirs, in lower case, to ours: dotted from the section that the key was written in; a section has some of them."""
 REMARKS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = _remarks()
-"""Theirs to words beside our key, or in the place of one, each with keys of which the section must have one; none for always."""
+"""Theirs to words next to our key, or instead of one, each with keys of which the section must have one; none for always."""
 VALUES: Mapping[str, str] = _values()
 """Their values that no key of ours takes -> what stands for them here."""
 

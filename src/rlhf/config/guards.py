@@ -124,7 +124,7 @@ class StepKLGuard(GuardConfig):
 
 
 class RatioGuard(GuardConfig):
-    """The token that gained most probability since it was sampled. Losing it is no alarm: bad tokens are unlearned."""
+    """The token that gained most probability since it was sampled. Losing it is not an alarm: bad tokens are unlearned."""
 
     limit: float = Field(10_000.0, gt=1)
     """How many times more likely a token may become within the steps on one rollout. Healthy runs here stay

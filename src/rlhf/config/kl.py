@@ -140,7 +140,7 @@ class KLConfig(BaseConfig):
         low, high = self.min_coef or 0.0, self.max_coef
         if self.target is not None and (self.coef < low or (high is not None and self.coef > high)):
             raise ValueError(
-                f"kl.coef ({self.coef:g}) is where the adapted weight begins, and must lie between kl.min_coef and kl.max_coef"
+                f"kl.coef ({self.coef:g}) is where the adapted weight begins, and must be between kl.min_coef and kl.max_coef"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The answer to the name of a method where it is no choice: what makes a stage be that method."""
+"""The answer to the name of a method where it is not a choice: what makes a stage be that method."""
 
 from __future__ import annotations
 

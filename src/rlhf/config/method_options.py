@@ -43,9 +43,9 @@ def source_of(method: Method, setting: Setting) -> str:
         setting: With its default in a stage of the method.
     """
     if setting.default == REQUIRED:
-        return "yours to give"
+        return "no default"
     key = f"{setting.name}={setting.default}"
     source = method.sources.get(key) or method.shared_sources.get(key, "")
     if not source and isinstance(method.settings.get(setting.name), str | bool):
-        return f"it is the method: {method.citation}"
+        return f"it is the method: {method.citation}" if method.paper else "it is the method"
     return source

@@ -45,6 +45,7 @@ NEEDS: Mapping[str, str] = {
     "baseline": "baseline=, the model that it is compared with",
     "reward_model": "reward_model=, a reward model or any other reward",
     "judge": "judge=, who scores completions",
+    "preference": "judge=, who says which of two completions is better",
     "quality": "judge= or reward_model=, who says how good a completion is",
     "pairs": "pairs=, a file of held-out preference pairs",
     "references": "test rows with a column `reference`, `references` or `completion`: the texts to compare with",
@@ -78,7 +79,7 @@ METRICS: Mapping[str, Metric] = {
         about="log loss of the reward's probabilities on held-out pairs, with Brier score and ECE",
     ),
     "win_rate": Metric(
-        measure="judged_win_rate:judged_win_rate", needs=("baseline", "judge"), unit="share", of_baseline=False,
+        measure="judged_win_rate:judged_win_rate", needs=("baseline", "preference"), unit="share", of_baseline=False,
         about="share of prompts on which the judge prefers the model to the baseline, ties half",
     ),
     "quality_at_equal_length": Metric(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import BaseConfig
-from rlhf.config.engines import EngineSpec, LocalEngineConfig, engine_complaint, is_lowered
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
 from rlhf.config.formulas import PolicyFormula
 from rlhf.config.hacking import HackingConfig
 from rlhf.config.held_out import HeldOutConfig
@@ -156,7 +156,7 @@ class RLConfig(TrainConfig):
     truncation: Truncation = "drop"
     """What happens to longer prompts."""
     evaluation: HeldOutConfig = HeldOutConfig()
-    """What is measured on held-out prompts, beside the mean score."""
+    """What is measured on held-out prompts, in addition to the mean score."""
     hacking: HackingConfig | None = None
     """Detectors of reward hacking; by default those of docs/reward-hacking.md where there is a held-out `judge`, else none. `warn` for
     those that need no judge, too."""
@@ -188,9 +188,9 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _rounded_weights_are_no_surprise(self) -> Self:
-        if not isinstance(self.engine, LocalEngineConfig) or not is_lowered(self.engine):
+        weights = self.engine.lowered
+        if weights is None:
             return self
-        weights = self.engine.weights
         if self.takes_importance and self.importance is None:
             raise ValueError(
                 f"engine.weights {weights!r} samples from a policy that is not quite the one that learns, and importance is null, which "
@@ -245,16 +245,16 @@ class RLConfig(TrainConfig):
                     f"{key} does nothing where policy_loss is {self.policy_loss!r}; leave it out. It belongs to {owners}"
                 )
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip ({self.dual_clip:g}) must lie above 1 + clip_high ({1 + self.clip_high:g})")
+            raise ValueError(f"dual_clip ({self.dual_clip:g}) must be above 1 + clip_high ({1 + self.clip_high:g})")
         return self
 
     @model_validator(mode="after")
     def _engine_can_sample_so(self) -> Self:
-        if complaint := engine_complaint(self.engine, self.sampling):
+        if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
-        if self.async_rollouts is not None and self.engine.kind != "local":
+        if self.async_rollouts is not None and not self.engine.in_this_process:
             raise ValueError(
-                "async_rollouts samples in a process of its own, and so does engine `vllm`; leave one of the two out"
+                f"async_rollouts samples in a process of its own, and so does engine `{self.engine.kind}`; leave one of the two out"
             )
         return self
 
@@ -304,7 +304,7 @@ class PPOConfig(RLConfig):
     """Set the policy's lambda by each completion's length l in tokens, to 1 - 1 / (alpha l), in place of `gae_lambda` (VAPO: 0.05). Up
     to 1 / alpha tokens it is 0, so short completions want a larger alpha."""
     value_warmup_rollouts: int = Field(0, ge=0)
-    """In so many rollouts at the start only the critic learns (value pre-training, arXiv:2503.01491)."""
+    """Rollouts at the start in which only the critic learns (value pre-training, arXiv:2503.01491)."""
     positive_nll_coef: float = Field(0.0, ge=0)
     """Weight of the negative log-likelihood of completions whose score is above `positive_score`, a mean over all their tokens
     in the step (VAPO: 0.1)."""
@@ -363,7 +363,7 @@ class VAPOConfig(PPOConfig):
     length_adaptive_alpha: float | None = Field(0.05, gt=0)
     """Set the policy's lambda by each completion's length l, to 1 - 1 / (alpha l)."""
     value_warmup_rollouts: int = Field(50, ge=0)
-    """In so many rollouts at the start only the critic learns."""
+    """Rollouts at the start in which only the critic learns."""
     positive_nll_coef: float = Field(0.1, ge=0)
     """Weight of the negative log-likelihood of completions whose score is above `positive_score`."""
 
@@ -400,7 +400,7 @@ class TRPOConfig(PPOConfig):
     def _nothing_is_ignored(self) -> Self:
         for key in ("policy_loss", "clip_low", "clip_high", "dual_clip", "stop_at_kl", "l2_coef", "lr_find"):
             if getattr(self, key) != default_of(self, key):
-                raise ValueError(f"{key} does nothing for TRPO, whose step is bounded by max_kl alone; leave it out")
+                raise ValueError(f"{key} does nothing for TRPO, whose step is bounded only by max_kl; leave it out")
         if self.value_model == "shared":
             raise ValueError("a shared value_model would move the policy outside the trust region; take `separate`")
         if self.autocast == "float16":

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, FilePath
-from rlhf.config.formulas import PairFormula
+from rlhf.config.formulas import PairFormula, VerdictFormula
+from rlhf.config.offline_losses import KTO_LOSSES, named
 from rlhf.config.pair_losses import OF_SOME_LOSSES, PAIR_FORMULAS
 from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
 if TYPE_CHECKING:
     PairLoss = str
+    KTOLoss = str
 else:
     PairLoss = Literal[tuple(PAIR_FORMULAS)]
+    KTOLoss = Literal[tuple(KTO_LOSSES)]
 
 
 class AgainstReference(BaseConfig):
@@ -37,7 +40,7 @@ class AgainstReference(BaseConfig):
             and not given.startswith((".", "~"))
             and not Path(given).is_dir()
         ):
-            raise ValueError(f"{given!r} is no folder here; give true, false or a folder such as ./cache")
+            raise ValueError(f"{given!r} is not a folder here; give true, false or a folder such as ./cache")
         return given
 
 
@@ -171,7 +174,7 @@ class KTOConfig(OfflineConfig, AgainstReference):
     """Peak learning rate; larger ones move far from the reference quickly."""
     epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)
     """Passes over the completions."""
-    loss: Literal["kto", "bco"] = "kto"
+    loss: KTOLoss = "kto"
     """KTO's own, or the binary classifier of BCO (Jung et al. 2024, arXiv:2404.04656)."""
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
@@ -192,16 +195,28 @@ class KTOConfig(OfflineConfig, AgainstReference):
     @property
     def measures_reference_point(self) -> bool:
         """Whether each step compares its completions with those of its other prompts."""
-        return self.loss == "kto" and self.reference_point == "step"
+        return self.verdict_formula.compares_with == "reference_point" and self.reference_point == "step"
+
+    @property
+    def verdict_formula(self) -> VerdictFormula:
+        """What computes ``loss``."""
+        return KTO_LOSSES[self.loss]
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
-        for name in ("desirable_weight", "undesirable_weight", "reference_point"):
-            if self.loss == "bco" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} belongs to the loss `kto`; the loss is 'bco'")
-        if self.loss == "kto" and self.reference_point != "running" and self.reference_point_decay != 0.9:
+        with_point = [name for name, formula in KTO_LOSSES.items() if formula.compares_with == "reference_point"]
+        owners: dict[str, list[str]] = {}
+        for loss, formula in KTO_LOSSES.items():
+            for setting in formula.arguments.values():
+                owners.setdefault(setting, []).append(loss)
+        owners["reference_point"] = with_point
+        for name, losses in owners.items():
+            if self.loss not in losses and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to the loss {named(losses)}; the loss is {self.loss!r}")
+        if self.loss in with_point and self.reference_point != "running" and self.reference_point_decay != 0.9:
+            averaged = named([name for name in KTO_LOSSES if name not in with_point])
             raise ValueError(
-                "reference_point_decay is of a running average, which reference_point: running and the loss `bco` have; "
+                f"reference_point_decay is of a running average, which reference_point: running and the loss {averaged} have; "
                 f"reference_point is {self.reference_point!r}"
             )
         if not self.desirable_weight and not self.undesirable_weight:

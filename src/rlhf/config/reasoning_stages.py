@@ -58,7 +58,7 @@ class StepLabelsStage(FilteredPrompts):
     labeler: FunctionName = "rlhf.data.reasoning.rows:label_completions"
     """`package.module:function` that cuts completions into steps and labels them."""
     arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
-    """Given to every call by keyword, beside the columns of the prompt rows that it takes; `stage:NAME/FILE` is a file of an
+    """Given to every call by keyword, in addition to the columns of the prompt rows that it takes; `stage:NAME/FILE` is a file of an
     earlier stage."""
     completions_per_prompt: int = Field(4, ge=1)
     """Solutions sampled for each prompt."""

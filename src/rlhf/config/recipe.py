@@ -108,7 +108,7 @@ class RecipeConfig(BaseConfig):
 
 
 def seed_of_stages(tree: Mapping[str, Any]) -> int | None:
-    """The seed of a recipe as it was written, for the stages that have none of their own; None for one that is no seed."""
+    """The seed of a recipe as it was written, for the stages that have none of their own; None for one that is not a seed."""
     seed = tree.get("seed", 0)
     if isinstance(seed, str) and re.fullmatch(r"\d{1,20}", seed, re.ASCII):  # of an environment variable
         seed = int(seed)

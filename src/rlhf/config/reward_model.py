@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhf.config.formulas import JudgmentFormula
+from rlhf.config.offline_losses import REWARD_LOSSES, named
 from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
-RewardLoss = Literal["bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "plackett_luce", "rating", "binary"]
-JudgedRows = Literal["preference", "comparison", "ranking", "rating", "kto"]
-ROWS_OF_LOSS: Mapping[RewardLoss, JudgedRows] = {
-    "bradley_terry": "preference",
-    "hinge": "preference",
-    "graded": "comparison",
-    "rao_kupper": "comparison",
-    "davidson": "comparison",
-    "plackett_luce": "ranking",
-    "rating": "rating",
-    "binary": "kto",
-}
-"""What each loss learns from; values are keys of ``rlhf.data.plans.PLANS``."""
+if TYPE_CHECKING:
+    RewardLoss = str
+else:
+    RewardLoss = Literal[tuple(REWARD_LOSSES)]
 NO_FREE_MARGIN = (
     "where judgments say only what was passed, the loss falls with a margin of its own, which would shrink without end"
 )
@@ -45,7 +37,7 @@ class RewardModelConfig(OfflineConfig):
     pair's own, in its column `margin` (Touvron et al. 2023, arXiv:2307.09288); null for 0, or 1 with `hinge`. `learned` is what `graded`
     (a margin for each strength) and `rao_kupper` (one that ties bound) do in any case; no other loss can learn one."""
     scalar_learning_rate: float = Field(1e-2, gt=0)
-    """Peak learning rate of the numbers that a loss learns beside the scores: the margins of `graded`, the threshold of
+    """Peak learning rate of the numbers that a loss learns in addition to the scores: the margins of `graded`, the threshold of
     `rao_kupper`, the tie weight of `davidson`, the offset of `rating` and `binary`."""
     use_label_probability: bool = False
     """The column `label_probability` says how likely each label is to be right, from 0.5 (a guess) to 1 (certain): a soft label.
@@ -73,6 +65,11 @@ class RewardModelConfig(OfflineConfig):
     truncation: Truncation = "drop"
     """What happens to longer rows."""
 
+    @property
+    def judgment_formula(self) -> JudgmentFormula:
+        """What computes ``loss``."""
+        return REWARD_LOSSES[self.loss]
+
     @model_validator(mode="after")
     def _head_has_a_hidden_layer(self) -> Self:
         if self.head_hidden_size is not None and self.head != "mlp":
@@ -82,19 +79,18 @@ class RewardModelConfig(OfflineConfig):
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
         owners = {
-            "label_smoothing": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson", "binary"),
-            "use_label_probability": ("bradley_terry", "hinge", "binary"),
-            "margin": ("bradley_terry", "hinge") if self.margin != "learned" else ("graded", "rao_kupper"),
-            "center_coef": ("bradley_terry", "hinge", "graded", "rao_kupper", "davidson"),
-            "top_ranks": ("plackett_luce",),
-            "scalar_learning_rate": ("graded", "rao_kupper", "davidson", "rating", "binary"),
+            name: [loss for loss, formula in REWARD_LOSSES.items() if name in formula.settings]
+            for name in dict.fromkeys(name for formula in REWARD_LOSSES.values() for name in formula.settings)
         }
+        if self.margin == "learned":
+            owners["margin"] = [
+                loss for loss, formula in REWARD_LOSSES.items() if formula.learns in ("margins", "threshold")
+            ]
         for name, losses in owners.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
-                listed = " or ".join(f"`{loss}`" for loss in losses)
                 why = f"; {NO_FREE_MARGIN}" if (name, self.margin) == ("margin", "learned") else ""
                 given = f"{name} {self.margin!r}" if why else name
-                raise ValueError(f"{given} belongs to the loss {listed}; the loss is {self.loss!r}{why}")
+                raise ValueError(f"{given} belongs to the loss {named(losses)}; the loss is {self.loss!r}{why}")
         return self
 
 

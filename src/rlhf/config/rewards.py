@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
 
-from rlhf.config.base import BaseConfig, FunctionName, InputPath, Kind, Names
+from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names
+from rlhf.config.reward_base import RewardBase
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
 """``package.module:function`` or ``path/to/file.py:function``."""
@@ -25,36 +26,6 @@ FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<
 
 SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret", re.IGNORECASE)
 """Names of HTTP headers whose values no file should hold."""
-
-
-class RewardBase(Kind):
-    """What every kind of reward has: settings, and what the library has to know of the kind.
-
-    A new kind is a class like those below, its line in ``REWARD_KINDS``, and the function that ``builds`` names.
-    """
-
-    builds: ClassVar[str]
-    """``package.module:function`` that makes the scorer: takes the settings and a ``rlhf.rewards.types.RewardContext``."""
-    text_key: ClassVar[str] = ""
-    """The setting that a plain text in place of the settings stands for, as ``_from_text`` reads it; empty where there is none."""
-
-    weight: FiniteFloat = 1.0
-    """The score is multiplied by this before several are added up; negative for something unwanted."""
-    normalize: bool = False
-    """Shift and scale the score to mean 0 and deviation 1 over each rollout before it is weighted."""
-    name: str | None = None
-    """What metrics call it; by default its kind or its function's name."""
-
-    length_debias: bool = False
-    """Subtract a local regression of the score on length, over the completions of each rollout (arXiv:2409.17407); needs the extra `eval`."""
-
-    def models_asked(self) -> list[tuple[str, str]]:
-        """Key and source of every reward model that it asks."""
-        return []
-
-    def rewards_inside(self) -> list[tuple[str, RewardBase]]:
-        """Key and settings of the rewards that it is made of."""
-        return []
 
 
 Combine = Literal["mean", "min", "median", "mean_minus_std"]
@@ -159,7 +130,7 @@ class FunctionRewardConfig(RewardBase):
     function: FunctionName
     """`package.module:function` or `path/to/file.py:function`."""
     arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
-    """Given to every call by keyword, beside the columns of the prompt rows; a text that names a file belongs to the inputs
+    """Given to every call by keyword, in addition to the columns of the prompt rows; a text that names a file belongs to the inputs
     of the stage, and `stage:NAME/FILE` is a file of an earlier one."""
     in_process: bool = False
     """Call it in the training process: no timeout can stop it, but nothing is copied to another process."""
@@ -186,7 +157,7 @@ class ServiceRewardConfig(RewardBase):
     """What it speaks. `rlhf` sends what a reward function gets and expects `{"scores": [...]}` or a bare list; `openrlhf` is
     OpenRLHF's remote reward model, `vllm` its `/pooling` or `/classify`, `sglang` its `/classify`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Sent with every request beside the rest, such as the `model` that vLLM wants."""
+    """Sent with every request in addition to the rest, such as the `model` that vLLM wants."""
     headers: dict[str, str] = Field(default_factory=dict)
     """HTTP headers. `$NAME` in a value is the environment variable when the run starts, so that no secret is ever written
     down: `Authorization: Bearer $REWARD_TOKEN`. (`${NAME}`, with braces, a recipe replaces when it is read.)"""
@@ -223,7 +194,7 @@ class ServiceRewardConfig(RewardBase):
         try:
             parts = urlsplit(url)
             sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is no number
+        except ValueError:  # a port that is not a number
             sound = False
         if not sound:
             raise ValueError("a reward service is named by a full address such as http://127.0.0.1:8000/score")
@@ -294,7 +265,7 @@ class PatternRewardConfig(RewardBase):
         try:
             groups = re.compile(self.pattern).groups
         except (re.error, OverflowError, RecursionError) as err:
-            raise ValueError(f"the pattern is no regular expression: {err}") from None
+            raise ValueError(f"the pattern is not a regular expression: {err}") from None
         if self.column is not None and groups == 0:
             raise ValueError("with a `column`, the pattern needs a group in parentheses for what is compared with it")
         return self
@@ -427,7 +398,7 @@ else:
 def _on_one_scale(spec: Any) -> Any:
     if spec.normalize or spec.length_debias:
         raise ValueError(
-            "normalize and length_debias give the scores of every policy the same mean, so nothing could be told between two; leave it out"
+            "normalize and length_debias give the scores of every policy the same mean, so two policies could not be compared; leave it out"
         )
     return spec
 

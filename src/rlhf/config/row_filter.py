@@ -63,7 +63,7 @@ def check_lifted(value: Any) -> Any:
             raise ValueError("; ".join(line.strip() for line in str(err).splitlines()[1:])) from None
         if not _is_count(value.get("workers", 1)):
             raise ValueError(f"workers: should be a whole number of processes, 1 or more (got {value['workers']!r})")
-        raise ValueError(f"a filter or workers stand here and under {KEY} or {WORKERS}; give one of them")
+        raise ValueError(f"a filter or workers are given here and under {KEY} or {WORKERS}; give one of them")
     return value
 
 

@@ -15,7 +15,9 @@ from pydantic_core import PydanticUndefined
 from rlhf.config import recipe, stages
 from rlhf.config.base import BaseConfig
 from rlhf.config.descriptions import described_fields
+from rlhf.config.engines import ENGINE_KINDS
 from rlhf.config.methods import as_settings, method_behind
+from rlhf.config.rewards import REWARD_KINDS
 from rlhf.errors import UnknownNameError, look_up
 
 INDENT = "    "
@@ -43,6 +45,18 @@ def settings_class(kind: str | None) -> type[BaseConfig]:
             f"the settings of the stage, `rlhf methods {name}` those that belong to the method."
         )
     return look_up(classes, kind, kind="stage kind")
+
+
+def class_to_describe(name: str | None) -> type[BaseConfig]:
+    """The settings class of a stage kind, of a kind of reward or of an engine; the whole recipe's for None.
+
+    Raises:
+        UnknownNameError: There is no kind of that name.
+    """
+    parts = {kind.kind_name(): kind for kind in (*REWARD_KINDS, *ENGINE_KINDS)}
+    if name is None or name in stage_classes() or method_behind(name, stage_classes()) is not None:
+        return settings_class(name)
+    return look_up({**stage_classes(), **parts}, name, kind="stage kind, kind of reward or engine")
 
 
 def describe_settings(owner: type[BaseModel]) -> str:
@@ -123,7 +137,7 @@ def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None
     Args:
         owner: The class, such as that of a stage kind.
         dotted: The setting's name; ``section.name`` for one in a section.
-        default: What stands in the place of the class's own default; None for that.
+        default: Shown instead of the class's own default; None for that.
 
     Raises:
         UnknownNameError: The class has no setting of that name.
@@ -135,7 +149,7 @@ def describe_setting(owner: type[BaseModel], dotted: str, *, default: Any = None
     for section in sections:
         field = look_up(owner.model_fields, section, kind="setting")
         holder = field.get_default(call_default_factory=True) if holder is None else getattr(holder, section)
-        assert isinstance(holder, BaseModel), f"{section} of {owner.__name__} is no section with defaults"
+        assert isinstance(holder, BaseModel), f"{section} of {owner.__name__} is not a section with defaults"
         owner = type(holder)
     field = look_up(described_fields(owner), leaf, kind="setting")
     if default is not None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.formulas import Formula
 from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
@@ -65,6 +66,8 @@ class StageConfig(Kind, MethodHints):
     trainer: ClassVar[str] = ""
     """``module:Class`` of what trains the model; empty for stages that leave files. A stage's key follows the code of both."""
     leaves: ClassVar[Literal["policy", "judge", "files"]] = "files"
+    start_key: ClassVar[str] = "model"
+    """Of a stage that leaves a model: the key of the model that it begins with."""
     judges: ClassVar[Literal["completions", "steps"] | None] = None
     """What the model that it leaves gives scores to; None for other stages."""
     samples: ClassVar[bool] = False
@@ -79,14 +82,20 @@ class StageConfig(Kind, MethodHints):
     """Metrics of its evaluation while it trains, which early stopping can watch."""
 
     @property
-    def formulas(self) -> tuple[str, ...]:
-        """``module:function`` below ``rlhf`` of the losses that its settings choose; their code is part of the stage's key."""
-        return ()
+    def formulas(self) -> Mapping[str, Formula]:
+        """Setting -> the formula of the loss that it chooses; the code of formulas is part of the stage's key."""
+        return {}
 
     @property
     def trains(self) -> bool:
-        """Whether it leaves a model."""
+        """Whether it leaves a model of its own making."""
         return self.leaves != "files"
+
+    @property
+    def start(self) -> ModelConfig:
+        """The model that a stage which leaves one begins with."""
+        found: ModelConfig = getattr(self, self.start_key)
+        return found
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -318,13 +327,13 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
     @property
     @override
     def holds_reference(self) -> bool:
-        """Also beside an adapter, where it moves."""
+        """Also with an adapter, where it moves."""
         return super().holds_reference or self.moving_reference is not None
 
     @property
-    def formulas(self) -> tuple[str, ...]:
+    def formulas(self) -> Mapping[str, Formula]:
         """That of ``policy_loss``."""
-        return (self.policy_formula.function,)
+        return {"policy_loss": self.policy_formula}
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
+from rlhf.config.gates import GateStage
 from rlhf.config.methods import KIND_OF_METHOD, METHODS
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
 from rlhf.config.stage_inputs import (
@@ -84,6 +85,7 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     EvaluateStage,
     PassAtKStage,
     CapabilitiesStage,
+    GateStage,
 )
 """Every kind of stage; a line more is a kind more, and so is a line of ``KIND_OF_METHOD`` for a method that declares its stage. The order
 is that of `rlhf config schema` and of errors."""
@@ -157,6 +159,7 @@ __all__ = [
     "DataInputs",
     "DistillStage",
     "EvaluateStage",
+    "GateStage",
     "KTOStage",
     "ORPOStage",
     "OfflineStage",

@@ -12,6 +12,7 @@ or a JSONL file of items, named by a section: ``{name: arithmetic, scorer: numer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -20,9 +21,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import BaseConfig, InputPath, Kind
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import REWARD_KINDS, RewardBase
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import REWARD_KINDS
 
-BUNDLED = ("format", "general", "over_refusal", "safety")
+BUNDLED = ("format", "general", "name_bias", "over_refusal", "safety")
 """Suites that come with the library."""
 
 
@@ -105,11 +107,16 @@ class SuiteConfig(BaseConfig):
     """A file of items in place of `items`."""
     limit: int | None = Field(None, ge=1)
     """Use only this many items, the first ones."""
+    swaps: dict[str, dict[str, list[str]]] | None = None
+    """A test of bias: group -> placeholder -> texts, such as `women: {name: [Emily, Anna]}`. Every item is asked once for each text of
+    each group, filled in where it says `{name}`, and the groups' scores are compared, paired by item."""
 
     @model_validator(mode="after")
     def _has_items(self) -> Self:
         if (self.items is None) == (self.data is None):
             raise ValueError("give either `items`, written out, or `data`, a file of them")
+        if self.swaps is not None:
+            _check_swaps(self.swaps)
         if "{prompt}" not in self.template:
             raise ValueError("template must hold {prompt}, where the item's prompt goes")
         if self.samples > 1 and self.sampling.temperature == 0:
@@ -117,3 +124,16 @@ class SuiteConfig(BaseConfig):
         if isinstance(self.scorer, RewardBase) and self.scorer.normalize:
             raise ValueError("a normalized score has the same mean before and after; leave scorer.normalize out")
         return self
+
+
+def _check_swaps(swaps: Mapping[str, Mapping[str, list[str]]]) -> None:
+    if len(swaps) < 2:
+        raise ValueError(f"swaps compares groups; give at least two, got {list(swaps)}")
+    placeholders = set(next(iter(swaps.values())))
+    for group, texts in swaps.items():
+        if not texts or set(texts) != placeholders:
+            raise ValueError(
+                f"swaps.{group} has the placeholders {sorted(texts)}, another group {sorted(placeholders)}"
+            )
+        if empty := [name for name, values in texts.items() if not values]:
+            raise ValueError(f"swaps.{group}.{empty[0]} is empty; give at least one text")

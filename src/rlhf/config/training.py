@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.engines import FREE_OF_ENGINES
 from rlhf.config.guards import GuardsConfig
 from rlhf.config.method_hints import MethodHints
 
@@ -26,7 +27,7 @@ Autocast = Literal["none", "bfloat16", "float16"]
 Schedule = Literal["cosine", "linear", "constant"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MOST_EPOCHS = 1_000_000
-"""So many passes are a slip of the pen; how many steps they are is counted before the first one."""
+"""More passes than this are taken for a typing error; the number of steps is counted before the first one."""
 
 FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "microbatch_tokens": True,
@@ -40,7 +41,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "hacking": {"action", "judge_slope", "collapse", "win_rate_drop", "judge_gap", "spikes"},
     "cache_reference": True,
     "data_workers": True,
-    "engine": {"python", "env", "kv_cache_gib", "start_timeout_seconds", "timeout_seconds", "mismatch"},
+    "engine": FREE_OF_ENGINES,
 }
 """Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
 help. None of them decides what a healthy run results in; a guard that stopped a run must not make it begin again from the start once its
@@ -91,7 +92,7 @@ class TrainConfig(MethodHints):
     compiled: bool = False
     """On a CPU, compute in C, which a compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes before the first step, in float32 or
     bfloat16: attention, norms, rotations, gates and sums over logits. Sums are added up in another order. What a family does otherwise
-    than Llama (soft-caps, sinks, other norms) torch does as ever."""
+    than Llama (soft-caps, sinks, other norms) torch is used."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the trained weights; it is what is evaluated and what is the result."""
     eval_every: int | None = Field(None, ge=1)

@@ -8,11 +8,12 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from rlhf.config.base import InputPath
+from rlhf.config.formulas import Formula
 from rlhf.config.model import ModelConfig
 from rlhf.config.on_policy import DistillConfig, OnlineDPOConfig
 from rlhf.config.policy import PPOConfig, TRPOConfig, VAPOConfig
 from rlhf.config.preference import CPOConfig, DPOConfig, KTOConfig, ORPOConfig, SimPOConfig
-from rlhf.config.reward_model import ROWS_OF_LOSS, ProcessRewardModelConfig, RewardModelConfig
+from rlhf.config.reward_model import ProcessRewardModelConfig, RewardModelConfig
 from rlhf.config.sft import SFTConfig
 from rlhf.config.stage_inputs import (
     MEASURED_ON_PAIRS,
@@ -36,6 +37,11 @@ class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
     command = "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"
     measures = ("eval/loss", "eval/perplexity")
 
+    @property
+    def formulas(self) -> Mapping[str, Formula]:
+        """That of ``loss``."""
+        return {"loss": self.token_formula}
+
 
 class RewardStage(RewardModelConfig, OfflineStage):
     """Train a reward model."""
@@ -56,19 +62,17 @@ class RewardStage(RewardModelConfig, OfflineStage):
     @property
     def rows_wanted(self) -> RowsFor:
         """Pairs, comparisons with ties, rankings, ratings or verdicts: the loss decides."""
-        return ROWS_OF_LOSS[self.loss]
+        return self.judgment_formula.rows
+
+    @property
+    def formulas(self) -> Mapping[str, Formula]:
+        """That of ``loss``."""
+        return {"loss": self.judgment_formula}
 
     @property
     def measured(self) -> tuple[str, ...]:
         """The loss decides."""
-        others = {
-            "rao_kupper": ("eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
-            "davidson": ("eval/accuracy", "eval/margin", "eval/outcome_accuracy"),
-            "plackett_luce": ("eval/accuracy",),
-            "rating": ("eval/error",),
-            "binary": ("eval/accuracy",),
-        }
-        return ("eval/loss", *others.get(self.loss, ("eval/accuracy", "eval/margin")))
+        return ("eval/loss", *self.judgment_formula.measures)
 
     def files_written(self) -> dict[str, str | None]:
         """A model, and what it is worth on held-out pairs."""
@@ -132,9 +136,9 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     """What the policy is measured against; the start by default. Iterated DPO names the first policy here."""
 
     @property
-    def formulas(self) -> tuple[str, ...]:
+    def formulas(self) -> Mapping[str, Formula]:
         """That of ``loss``."""
-        return (self.pair_formula.function,)
+        return {"loss": self.pair_formula}
 
     @property
     def asks_reference_once(self) -> bool:
@@ -210,6 +214,11 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
     """What the policy is measured against; the start by default."""
 
     @property
+    def formulas(self) -> Mapping[str, Formula]:
+        """That of ``loss``."""
+        return {"loss": self.verdict_formula}
+
+    @property
     def asks_reference_once(self) -> bool:
         """Every row is measured against it."""
         return True
@@ -268,9 +277,9 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     )
 
     @property
-    def formulas(self) -> tuple[str, ...]:
+    def formulas(self) -> Mapping[str, Formula]:
         """That of ``loss``."""
-        return (self.pair_formula.function,)
+        return {"loss": self.pair_formula}
 
 
 class DistillStage(DistillConfig, PromptInputs, PolicyTraining):

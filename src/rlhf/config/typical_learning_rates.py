@@ -1,4 +1,4 @@
-"""Learning rates that work for a kind of training on a model of a size, to tell a slip of the pen from a choice."""
+"""Learning rates that work for a kind of training on a model of a size, to tell a typing error from a choice."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def far_from_usual(learning_rate: float, kind: str, num_parameters: int, *, is_l
         return None
     factor = learning_rate / rates.usual
     what = f"{factor:,.{0 if factor >= 10 else 1}f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
-    told = (
+    message = (
         f"{learning_rate:g} is {what} what is usual for {method_and_size(kind, num_parameters)} (about {rates.usual:g}"
     )
     if num_parameters < SMALL and not is_lora:
-        told += f"; {PAGE} has what was measured on models of 0.26M to 1.1M"
-    return rates.usual, f"{told})"
+        message += f"; {PAGE} has what was measured on models of 0.26M to 1.1M"
+    return rates.usual, f"{message})"
 
 
 def method_and_size(kind: str, num_parameters: int) -> str:

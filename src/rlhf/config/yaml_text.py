@@ -1,6 +1,6 @@
 """YAML files and texts to plain values, with what YAML 1.1 would get wrong in silence put right or refused.
 
-PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is no text; a key that stands
+PyYAML reads YAML 1.1, where ``1e-5`` is a text, ``012`` is ten, ``12:30`` is 750 and ``2026-01-31`` is not text; a key that stands
 twice overwrites; and a few lines of aliases stand for more values than there is memory.
 """
 
@@ -26,7 +26,7 @@ MOST_NESTED = 4_000
 MOST_SHOWN = 40
 """Characters of a value that an error repeats."""
 MERGE = "tag:yaml.org,2002:merge"
-"""The key `<<`, which brings in the keys of another section; keys beside it may say otherwise."""
+"""The key `<<`, which brings in the keys of another section; keys next to it may say otherwise."""
 INT, FLOAT, TIMESTAMP = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 Mark = yaml.error.Mark | None
 
@@ -46,7 +46,7 @@ def read_yaml(path: Path | str, *, written_by_us: bool = False) -> dict[str, Any
             fast; its errors are less clear.
 
     Raises:
-        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is no mapping.
+        ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is not a mapping.
     """
     tree = parse_yaml(read_text(path), str(path), quick=written_by_us)
     if tree is None:
@@ -119,7 +119,7 @@ def parse_yaml(text: str, source: str, *, quick: bool = False) -> Any:
         ) from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply to be settings.") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as err:  # an escape for a character that there is none of
+    except (yaml.YAMLError, ValueError, OverflowError) as err:  # an escape for a character that does not exist
         raise ConfigError(f"{source} is not valid YAML: {str(err).splitlines()[0]}.") from None
 
 
@@ -219,7 +219,7 @@ class _Checks(yaml.constructor.SafeConstructor):
         for key in keys:
             if (key.tag, key.value) in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    None, None, f"the key {key.value!r} appears twice", key.start_mark
                 )
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep=deep)
@@ -240,7 +240,7 @@ def _count_values(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) 
     if id(node) in known:
         return known[id(node)]
     if id(node) in open_nodes:
-        raise _refused(node, "an alias (*) stands inside what it names, which would never end")
+        raise _refused(node, "an alias (*) is inside what it names, which would never end")
     open_nodes.add(id(node))
     total = 1
     if isinstance(node, yaml.MappingNode):

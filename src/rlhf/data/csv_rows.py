@@ -67,7 +67,7 @@ def _csv_header(reader: Iterator[list[str]], path: Path) -> list[str]:
             )
     repeated = next((name for number, name in enumerate(header) if name in header[:number]), None)
     if repeated is not None:
-        raise DataError(f"{name}:1: the column {short(repeated)} stands in the header twice; rename or remove one.")
+        raise DataError(f"{name}:1: the column {short(repeated)} appears in the header twice; rename or remove one.")
     return header
 
 

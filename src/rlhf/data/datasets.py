@@ -1,4 +1,4 @@
-"""Data sets in memory: every row is tokenized when the data set is made, so that what is wrong shows at the door.
+"""Data sets in memory: every row is tokenized when the data set is made, so that errors show before training.
 
 Ids are stored as 32-bit arrays (100,000 rows of 300 tokens are 120 MB) and become a ``Group`` or ``Prompt`` on access.
 Data too large for that streams: see ``streaming``.

@@ -39,7 +39,7 @@ def take_stamp(path: Path) -> Stamp:
     """Look at a file that is to be read.
 
     Raises:
-        DataError: It is gone, can't be looked at, or is no regular file.
+        DataError: It is gone, can't be looked at, or is not a regular file.
     """
     found = look(path)
     if found is None:

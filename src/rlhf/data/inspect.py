@@ -71,7 +71,7 @@ class CheckReport:
     num_ties: int
     """Comparisons and rankings in which nothing is better."""
     num_empty_completions: int
-    """Rows with a completion of nothing but white space."""
+    """Rows with a completion of only white space."""
     num_prompt_repeated: int
     """Rows whose completions all begin with the prompt again: it would be given to the model twice."""
     num_out_of_turn: int

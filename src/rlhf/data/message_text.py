@@ -68,7 +68,7 @@ def one_line(error: BaseException | str, most: int = 200) -> str:
 
 
 def printable(path: object) -> str:
-    """A path as messages show it: file names may hold bytes that are no text."""
+    """A path as messages show it: file names may hold bytes that are not text."""
     return _escaped(str(path))
 
 

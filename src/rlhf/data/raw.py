@@ -16,7 +16,7 @@ Place = int | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands in the place of a row that could not even be parsed."""
+    """Stands for a row that could not even be parsed."""
 
     reason: str
 

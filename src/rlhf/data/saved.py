@@ -53,10 +53,10 @@ def saved_files(folder: Path, split: str | None) -> tuple[Path, ...]:
 
 def _read_list(path: Path, key: str) -> list[Any]:
     try:
-        told = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as err:
         raise _damaged(path, one_line(err)) from err
-    found = told.get(key) if isinstance(told, dict) else None
+    found = record.get(key) if isinstance(record, dict) else None
     if not isinstance(found, list):
         raise _damaged(path, f"it has no list {short(key)}")
     return found

@@ -86,7 +86,7 @@ def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         repeated = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         shown = repr(repeated[:40])
-        raise RefusedJsonError(f"the key {shown} stands in the same object twice; keep one of them")
+        raise RefusedJsonError(f"the key {shown} appears in the same object twice; keep one of them")
     return made
 
 

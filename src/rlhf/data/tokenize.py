@@ -303,7 +303,7 @@ def given_ids(row: Row, how: Tokenization) -> Ids | None:
     """Token ids that the row brings along (sampled completions do), as they are: no EOS is added, nothing is merged.
 
     Raises:
-        RowError: Ids that are no list of numbers, an empty one, or one that the tokenizer does not know.
+        RowError: Ids that are not a list of numbers, an empty one, or one that the tokenizer does not know.
     """
     names = ID_COLUMNS.get(type(row))
     if names is None or not all(name in row.columns for name in ("prompt_ids", *names)):

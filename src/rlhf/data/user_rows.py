@@ -54,7 +54,7 @@ class UserRows:
         """Rows behind a place; 0 is the beginning.
 
         Raises:
-            DataError: The user's code raised, or what it gave is no iterable.
+            DataError: The user's code raised, or what it gave is not an iterable.
         """
         number, state = (int(start["row"]), start.get("state")) if isinstance(start, Mapping) else (start, None)
         if self._live is not None and number and self._live[0] == number:
@@ -80,7 +80,7 @@ class UserRows:
     def _make(self) -> Iterable[Any]:
         made = self._made() if callable(self._made) else self._made
         if isinstance(made, str | bytes) or not isinstance(made, Iterable):
-            raise TypeError(f"it gave {type(made).__name__}, which is no iterable of rows")
+            raise TypeError(f"it gave {type(made).__name__}, which is not an iterable of rows")
         return made
 
     def _rows_from(self, owner: Any, number: int, state: Any) -> Iterator[Any]:

@@ -36,7 +36,7 @@ START = "import sys; from rlhf.data.worker_pool import main; main(int(sys.argv[1
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process is told first."""
+    """What a process is sent first."""
 
     plan: str
     """Key of ``PLANS``."""
@@ -161,7 +161,7 @@ class _Worker:
         """A batch; ``receive`` comes next."""
         try:
             message = pickle.dumps(batch)
-        except Exception:  # a column that is no plain value
+        except Exception:  # a column that is not a plain value
             self._can_be_sent = False
             return
         with self._naming():

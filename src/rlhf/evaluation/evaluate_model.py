@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.judges import is_judge_config, with_any_judge
 from rlhf.config.metric_table import METRICS, NEEDS, NO_COMPLETIONS, Metric, check_metric_names, missing_need, unmet
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import FUNCTION
@@ -28,6 +30,8 @@ from rlhf.models.reward import RewardModel
 from rlhf.rewards.factory import as_scorer, build_reward
 from rlhf.rewards.functions import FunctionReward, load_function
 from rlhf.rewards.learned import LearnedReward
+from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.votes import PairwiseJudge
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
@@ -43,7 +47,7 @@ def evaluate_model(
     ref_model: ModelLike | None = None,
     baseline: ModelLike | None = None,
     reward_model: Any = None,
-    judge: Judge | str | None = None,
+    judge: Any = None,
     pairs: Source | None = None,
     texts: Source | None = None,
     toxicity_classifier: str | None = None,
@@ -52,7 +56,7 @@ def evaluate_model(
     sampling: SamplingConfig | None = None,
     samples_per_prompt: int = 1,
     solved_at: float = 1.0,
-    tie_band: float = 0.0,
+    tie_band: float | None = None,
     limit: int | None = None,
     seed: int = 0,
     build_engine: Callable[[PolicyModel], RolloutEngine] = LocalEngine,
@@ -72,7 +76,8 @@ def evaluate_model(
         ref_model: What KL is measured to; the baseline by default.
         baseline: Another model on the same prompts: every metric of a model is measured for it too, and the difference.
         reward_model: A ``RewardModel``, a folder, or any other reward that a recipe or ``as_scorer`` takes.
-        judge: See ``rlhf.evaluation.judges``; a name as ``package.module:function``, or whatever a reward may be.
+        judge: See ``rlhf.evaluation.judges``; a name as ``package.module:function``, whatever a reward may be, settings of a judge
+            (``rlhf.config.judges``, also a file ``judge.yaml``), or a judge of pairs, which can say nothing but the win rate.
         pairs: Held-out preference pairs; by default the test rows, where they are.
         texts: Texts, demonstrations or dialogues for perplexity; by default the test rows, where they are.
         toxicity_classifier: Folder or hub name of a text classifier, or ``lexicon:FILE``.
@@ -81,7 +86,7 @@ def evaluate_model(
         sampling: How completions are drawn; by default at temperature 1.
         samples_per_prompt: Completions of each prompt; the prompt stays the unit of all intervals.
         solved_at: For pass@k: the judge's score from which on a prompt is solved.
-        tie_band: For the win rate: judge scores this close are ties.
+        tie_band: For the win rate: judge scores this close are ties; by default the judge's own, else 0.
         limit: Use only this many rows.
         seed: Of samples and resampling.
         build_engine: What samples from a model.
@@ -103,17 +108,19 @@ def evaluate_model(
     other = None if baseline is None else _model(baseline, "baseline")
     reference = _model(ref_model, "ref_model") if ref_model is not None else other
     scorer, learned = reward_of(reward_model, policy)
+    judge, pairwise, own_band = divided_judge(judge)
     needs = MetricNeeds(
         ref_model=reference,
         reward=scorer,
         reward_model=learned,
         judge=judge_of(judge, policy),
+        pairwise_judge=pairwise,
         pairs=own_pairs or _pairs(rows),
         texts=texts if texts is not None else texts_among(rows),
         toxicity_classifier=toxicity_classifier,
         refusal_patterns=None if refusal_patterns is None else str(refusal_patterns),
         solved_at=solved_at,
-        tie_band=tie_band,
+        tie_band=own_band if tie_band is None else tie_band,
         limit=limit,
     )
     wants_prompts = chosen is None or any(asks_model(metric) for metric in chosen.values())
@@ -213,6 +220,7 @@ def what_is_given(inputs: MetricInputs) -> frozenset[str]:
         "baseline": inputs.baseline is not None,
         "reward_model": needs.reward is not None,
         "judge": needs.judge is not None,
+        "preference": needs.judge is not None or needs.pairwise_judge is not None,
         "quality": needs.judge is not None or needs.reward is not None,
         "pairs": bool(needs.pairs),
         "texts": needs.texts is not None,
@@ -245,11 +253,29 @@ def reward_of(reward: Any, policy: PolicyModel) -> tuple[Scorer | None, RewardMo
     return scorer, None
 
 
-def judge_of(judge: Judge | str | None, policy: PolicyModel) -> Judge | None:
-    """A function as it is, for it may say more than a score; any other text as the reward that it names."""
-    if not isinstance(judge, str):
-        return judge
-    return load_judge(judge) if FUNCTION.match(judge) else build_reward(judge, tokenizer=policy.tokenizer)
+def divided_judge(judge: Any) -> tuple[Any, PairwiseJudge | None, float]:
+    """(who scores completions, who compares two of them, tie band); one of the first two is None."""
+    if isinstance(judge, PairwiseJudge):
+        return None, judge, 0.0
+    if not is_judge_config(judge):
+        return judge, None, 0.0
+    found = with_any_judge({"judge": judge})
+    if "judge" not in found:
+        return None, build_judge(found["pairwise_judge"]), 0.0
+    settings = found["judge"]
+    if settings["kind"] == "function":
+        return functools.partial(load_judge(settings["function"]), **settings["arguments"]), None, found["tie_band"]
+    return settings, None, found["tie_band"]
+
+
+def judge_of(judge: Any, policy: PolicyModel) -> Judge | None:
+    """A function as it is, for it may say more than a score; any other text, and settings, as the reward that they name."""
+    if isinstance(judge, str) and FUNCTION.match(judge):
+        return load_judge(judge)
+    if isinstance(judge, str | Mapping):
+        return build_reward(judge, tokenizer=policy.tokenizer)
+    found: Judge | None = judge
+    return found
 
 
 def rows_of(

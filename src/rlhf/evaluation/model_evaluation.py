@@ -16,6 +16,8 @@ from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.records import SHARE, Change
 from rlhf.seeds import derive_seed
 
+MIN_GROUP = 5
+"""Prompts of a group below which it is shown, and compared with nothing."""
 NUM_IN_HEADLINE = 4
 NO_BASELINE = "there is no baseline"
 NOT_OF_BASELINE = "it is not a property of one model"
@@ -91,11 +93,9 @@ class ModelEvaluation(Mapping[str, float]):
     def gain(self, name: str) -> Estimate:
         """This model's minus the baseline's, paired by prompt; missing where there is no baseline."""
         self.interval(name)
-        if not self.of_baseline:
-            return Estimate.missing(NO_BASELINE)
         metric = name.partition("/")[0]
         if metric not in self.of_baseline:
-            return Estimate.missing(NOT_OF_BASELINE)
+            return Estimate.missing(NO_BASELINE if self.metrics[metric].of_baseline else NOT_OF_BASELINE)
         before = _statistics(self.of_baseline).get(name)
         if before is None:
             return Estimate.missing("the baseline has no such part")
@@ -181,9 +181,12 @@ class ModelEvaluation(Mapping[str, float]):
         outside = [number for number in range(statistic.num_units) if number not in among]
         own, others = statistic.subset(inside), statistic.subset(outside)
         estimate = own.estimate(seed=self._seed("group", name))
+        if min(len(inside), len(outside)) < MIN_GROUP:
+            why = f"a group or the rest has fewer than {MIN_GROUP} units: too few to compare"
+            return estimate, Estimate.missing(why), math.nan
         one, other = own.moments(seed=self._seed("own", name)), others.moments(seed=self._seed("others", name))
         if one is None or other is None:
-            return estimate, Estimate.missing("a group or the rest has too few prompts to compare"), math.nan
+            return estimate, Estimate.missing("a group or the rest has no measurable spread"), math.nan
         return estimate, *difference_of(one, other)
 
     @cached_property

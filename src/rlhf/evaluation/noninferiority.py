@@ -96,6 +96,29 @@ def better(
     return _ruling(found, 0.0, "a difference of 0 or less", found.more_for_gain(confidence), confidence)
 
 
+def mean_above(
+    values: ArrayLike,
+    bound: float,
+    *,
+    confidence: float = CONFIDENCE,
+    units: Sequence[Hashable] | None = None,
+    largest: float | None = 1.0,
+) -> Ruling:
+    """Whether a mean lies above a bound: PASS if the one-sided interval of ``noninferiority`` lies above it, FAIL if below.
+
+    Args:
+        values: [n] one number for each prompt, or differences of two systems.
+        bound: In units of the values. Chosen before the data.
+        confidence: One-sided: a true mean at the bound passes in at most 1 - confidence of runs, and fails in as many.
+        units: As in ``noninferiority``.
+        largest: Largest possible size of a value: 1 for shares; None where there is no bound.
+    """
+    found = _paired(values, confidence, units, largest)
+    if isinstance(found, Ruling):
+        return found
+    return _ruling(found, bound, f"{bound:g} or less", found.more_for_bound(bound, confidence), confidence)
+
+
 def noninferiority_of_tasks(
     differences: Mapping[str, ArrayLike],
     margins: Mapping[str, float] | float,
@@ -164,6 +187,13 @@ class _Paired:
         if wanted <= self.n and self.mean != -margin:
             wanted = prompts_for_noninferiority(abs(self.mean + margin), variance=self.variance)
         return max(1, wanted - self.n)
+
+    def more_for_bound(self, bound: float, confidence: float) -> int | None:
+        """Prompts to add so that a true mean as far from the bound as the one seen would be told from it in four of five runs."""
+        if self.mean == bound:
+            return None
+        two_sided = 2 * confidence - 1
+        return max(1, prompts_for_difference(self.mean - bound, variance=self.variance, confidence=two_sided) - self.n)
 
     def more_for_gain(self, confidence: float) -> int | None:
         """Prompts to add so that a true difference as large as the one seen would be found in four of five runs."""

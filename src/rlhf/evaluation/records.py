@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.evaluation.gold_over_kl import GoldOverKL, fit_gold_over_kl
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.evaluation.overoptimization import OveroptimizationFinding, overoptimization
 from rlhf.evaluation.reward_quality import RewardQuality
@@ -168,6 +169,8 @@ class Evaluation:
     proxy: ProxyAgreement | None = None
     curve: Sequence[Mapping[str, Any]] | None = None
     hacking: OveroptimizationFinding | None = None
+    gold_over_kl: GoldOverKL | None = None
+    """The curve through the judge's scores of the run's rollouts."""
     training: Sequence[Training] = ()
     """How each stage between baseline and policy ended."""
     independence: Independence | None = None
@@ -180,7 +183,13 @@ class Evaluation:
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
         """A copy with a training run's curve (``judge_rollouts``) and its finding about reward hacking."""
         missing = {name: why for name, why in self.missing.items() if name != "curve"}
-        return replace(self, curve=[dict(point) for point in curve], hacking=overoptimization(curve), missing=missing)
+        return replace(
+            self,
+            curve=[dict(point) for point in curve],
+            hacking=overoptimization(curve),
+            gold_over_kl=fit_gold_over_kl(curve),
+            missing=missing,
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -245,6 +254,7 @@ class Evaluation:
             "proxy": self.proxy.to_dict() if self.proxy else None,
             "curve": None if self.curve is None else [dict(point) for point in self.curve],
             "hacking": self.hacking.to_dict() if self.hacking else None,
+            "gold_over_kl": self.gold_over_kl.to_dict() if self.gold_over_kl else None,
             "training": [training.to_dict() for training in self.training],
             "samples": [sample.to_dict() for sample in self.samples],
             "metrics": None if self.metrics is None else dict(self.metrics),

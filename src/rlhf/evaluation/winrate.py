@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rlhf.errors import ConfigError
+from rlhf.evaluation.comparison import Comparison, compare_completions
 from rlhf.evaluation.intervals import CONFIDENCE, Array, finite_or_none, share_interval, unit_means
-from rlhf.evaluation.judges import Judge, load_judge, run_judge
+from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.human_votes import HumanVotes
+from rlhf.rewards.pairwise.scores import ScoreJudge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,29 +126,48 @@ def outcomes(scores_a: Array, scores_b: Array, tie_band: float = 0.0) -> Array:
 class WinRateEvaluator:
     """Judges two sets of completions of the same prompts and compares them.
 
+        found = WinRateEvaluator("judge.yaml").evaluate(prompts, new, old)
+        found.verdict, found.win_rate.low, found.more_prompts
+
     Args:
-        judge: A function with the standard reward signature (``rlhf.evaluation.judges``), or its
-        ``package.module:function``. tie_band: Score differences up to this are ties.
+        judge: Settings of a judge (``rlhf.config.judges.JudgeConfig``), a file or text that stands for them, a function, a scorer, or a
+            judge of pairs.
+        tie_band: Scores this close are a tie; only for a judge that scores each completion. None for the judge's own.
         confidence: Share of such intervals that hold the truth.
+        cache: File in which verdicts of language models are kept.
+
+    Raises:
+        ConfigError: The judge's settings are wrong, or it gives no scores that a tie band could be of.
     """
 
-    def __init__(self, judge: Judge | str, *, tie_band: float = 0.0, confidence: float = CONFIDENCE) -> None:
-        self.judge = load_judge(judge) if isinstance(judge, str) else judge
-        self.tie_band = tie_band
+    def __init__(
+        self,
+        judge: Any,
+        *,
+        tie_band: float | None = None,
+        confidence: float = CONFIDENCE,
+        cache: Path | str | None = None,
+    ) -> None:
+        self.judge = build_judge(judge, cache=cache)
+        if tie_band is not None:
+            if not isinstance(self.judge, ScoreJudge):
+                raise ConfigError(f"tie_band: the judge {self.judge.name} compares and gives no scores; leave it out.")
+            self.judge = self.judge.with_tie_band(tie_band)
         self.confidence = confidence
 
     def evaluate(
         self,
         prompts: Sequence[Any],
-        completions_a: Sequence[Any],
-        completions_b: Sequence[Any],
+        completions_a: Sequence[str],
+        completions_b: Sequence[str],
         *,
         ended_a: Sequence[bool] | None = None,
         ended_b: Sequence[bool] | None = None,
         clusters: Sequence[Hashable] | None = None,
         columns: Mapping[str, Sequence[Any]] | None = None,
-    ) -> WinRate:
-        """Win rate of a over b.
+        labels: HumanVotes | None = None,
+    ) -> Comparison:
+        """Which of the two is better; see ``compare_completions``.
 
         Args:
             prompts: [n] the prompts, one for each comparison.
@@ -154,14 +177,9 @@ class WinRateEvaluator:
             ended_b: [n].
             clusters: [n] the prompt each comparison belongs to; by default equal prompts belong together.
             columns: Further columns for the judge, [n] each.
+            labels: Votes of people on some of the pairs.
         """
-        if not len(prompts) == len(completions_a) == len(completions_b):
-            raise ConfigError(
-                f"A comparison needs one prompt and one completion of each system; got {len(prompts)} prompts, "
-                f"{len(completions_a)} and {len(completions_b)} completions."
-            )
-        a = run_judge(self.judge, prompts, completions_a, ended=ended_a, columns=columns)
-        b = run_judge(self.judge, prompts, completions_b, ended=ended_b, columns=columns)
-        if clusters is None:
-            clusters = [repr(prompt) for prompt in prompts]
-        return win_rate(a.scores, b.scores, clusters, self.tie_band, confidence=self.confidence)
+        return compare_completions(
+            prompts, completions_a, completions_b, self.judge, confidence=self.confidence, ended_a=ended_a, ended_b=ended_b,
+            columns=columns, clusters=clusters, labels=labels,
+        )  # fmt: skip

@@ -304,8 +304,8 @@ def agreement_estimate(
     found = coefficient(drawn.reshape(resamples, *tables.shape[1:]))
     exists = np.isfinite(found)
     if (void := 1 - exists.mean()) > MAX_VOID_FRAC:
-        told = f"all values but one are so rare that {percentage(void, 0)} of draws of the items lack them"
-        return _without_interval(value, len(tables), told, confidence)
+        why_not = f"all values but one are so rare that {percentage(void, 0)} of draws of the items lack them"
+        return _without_interval(value, len(tables), why_not, confidence)
     found = found[exists]
     if math.isclose(found.min(), found.max(), abs_tol=1e-12):
         return _without_interval(

@@ -23,7 +23,7 @@ def parsed_classes(text: str) -> tuple[str, ...]:
     """The names in ``a,b,c``.
 
     Raises:
-        ConfigError: There are fewer than two, one is named twice, or one is no name.
+        ConfigError: There are fewer than two, one is named twice, or one is not a name.
     """
     from rlhf.feedback.store.values import TaskKind, check_value
 
@@ -34,12 +34,12 @@ def parsed_classes(text: str) -> tuple[str, ...]:
         try:
             check_value(TaskKind.MULTICLASS, {"class": name}, num_responses=1)
         except DataError as err:
-            raise ConfigError(f"--classes is {short(text)}: {short(name)} is no name of a class.") from err
+            raise ConfigError(f"--classes is {short(text)}: {short(name)} is not a name of a class.") from err
     return names
 
 
 def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] | None) -> tuple[str, ...] | None:
-    """All classes there can be, in order: those given, those that the store was told at an import, or those that occur.
+    """All classes there can be, in order: those given, those that an import declared, or those that occur.
 
     Args:
         store: Where the labels are.
@@ -54,8 +54,8 @@ def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] 
     """
     names = sorted(set(found))
     if given is None:
-        told = store.setting(CLASSES) or ()
-        return (*told, *(name for name in names if name not in told)) if names else None
+        declared = store.setting(CLASSES) or ()
+        return (*declared, *(name for name in names if name not in declared)) if names else None
     if not names:
         raise ConfigError("--classes is for labels of several classes (kind multiclass), and the store holds none.")
     if unknown := [name for name in names if name not in given]:

@@ -156,8 +156,8 @@ def files_of_events(
     """Where rows of events go: a file of training data holds one kind of row, and thumbs are another kind than edits and votes.
 
     Where both are there and none was chosen, each kind has a file of its own next to the name that was given:
-    ``votes.jsonl`` becomes ``votes.pairs.jsonl`` and ``votes.verdicts.jsonl``. Edits beside votes become comparisons as those are, which
-    may be ties.
+    ``votes.jsonl`` becomes ``votes.pairs.jsonl`` and ``votes.verdicts.jsonl``. Edits in addition to votes become comparisons, as
+    votes are, which may be ties.
 
     Args:
         output: As it was asked for.

@@ -115,12 +115,12 @@ def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
     tasks: dict[str, Item] = {}
     judgments: dict[str, list[ItemJudgment]] = {}
     known: dict[str, list[Any]] = {}
-    told: dict[str, str] = {}
-    """Task -> the row that told its gold value, or else its first."""
+    sources: dict[str, str] = {}
+    """Task -> the row that gave its gold value, or else its first."""
     for where, brought in items:
         item = replace(brought, where=where, task=replace(brought.task, id=lasting_id(brought.task)))
         name = item.task.id
-        first, row = tasks.setdefault(name, item), told.setdefault(name, where)
+        first, row = tasks.setdefault(name, item), sources.setdefault(name, where)
         places = places_of(first.task, item.task)
         if places is None or first.task.kind is not item.task.kind:
             raise DataError(
@@ -130,7 +130,7 @@ def merged(items: Iterable[tuple[str, Item]]) -> list[Item]:
         item = turned(item, places)
         gold, new_gold = first.task.gold, item.task.gold
         if gold is None and new_gold is not None:
-            tasks[name], told[name] = replace(first, task=replace(first.task, gold=new_gold)), where
+            tasks[name], sources[name] = replace(first, task=replace(first.task, gold=new_gold)), where
         elif new_gold is not None and new_gold != gold:
             raise DataError(
                 f"Two rows know another right answer to the task {name!r}: {dict(gold or {})} in {row} and {dict(new_gold)} in "

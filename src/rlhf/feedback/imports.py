@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 60
 """Characters of a prompt in an error."""
 MAX_REASONS, MAX_PLACES = 20, 3
-"""Reasons for which rows are left out that are told, and rows named for each."""
+"""Reasons for leaving rows out that are listed, and rows named for each."""
 
 
 @dataclass(slots=True)

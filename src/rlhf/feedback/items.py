@@ -55,7 +55,7 @@ def check_item(item: Item, where: str = "") -> Item:
     """The same item with its values in canonical shape, and all of a judgment as a store takes it.
 
     Raises:
-        DataError: Something was said that is no answer to this task, or that can't be kept; begins with ``where``.
+        DataError: Something was said that is not an answer to this task, or that can't be kept; begins with ``where``.
     """
     task = item.task
     judgments = []
@@ -145,12 +145,12 @@ def moment_of(text: Any, where: str = "") -> datetime | None:
     """A time as files write it (ISO 8601); one without a zone is UTC.
 
     Raises:
-        DataError: It is no time.
+        DataError: It is not a time.
     """
     if text is None or text == "":
         return None
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:
-        raise DataError(f"{where}: {text!r} is no time; wanted ISO 8601 such as 2026-11-21T10:00:00Z.") from None
+        raise DataError(f"{where}: {text!r} is not a time; wanted ISO 8601 such as 2026-11-21T10:00:00Z.") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

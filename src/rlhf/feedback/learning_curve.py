@@ -45,7 +45,7 @@ CELLS = (48, 48, 24)
 LEAST_WEIGHT = 1e-4
 """Of the likeliest value of a parameter: less likely ones are left out of the next grid."""
 COIN_ERRORS = 1.96
-"""Standard errors of a coin within which an accuracy is not told apart from one: the 95 % interval by Wilson's score holds 1/2."""
+"""Standard errors of a coin within which an accuracy does not differ from one: the 95 % interval by Wilson's score holds 1/2."""
 UNBELIEVABLE = 4.0
 """Standard errors by which a measured accuracy may lie above what the held-out labels allow."""
 
@@ -114,10 +114,12 @@ class LearningCurve:
         """Pairs for an accuracy on held-out pairs like those behind the points.
 
         Raises:
-            ConfigError: It is no share above one half.
+            ConfigError: It is not a share above one half.
         """
         if not 0.5 < accuracy < 1:
-            raise ConfigError(f"The accuracy to reach is {accuracy:g}; it lies above 0.5, a coin's, and below 1.")
+            raise ConfigError(
+                f"The accuracy to reach is {accuracy:g}; it must be above 0.5, the accuracy of a coin, and below 1."
+            )
         reaches = self.ceilings > accuracy
         ratio = (self.ceilings - self.firsts) / np.where(reaches, self.ceilings - accuracy, 1.0)
         with np.errstate(over="ignore"):
@@ -248,7 +250,7 @@ def _check(points: Sequence[MeasuredAccuracy], label_accuracy: float) -> None:
     if all(point.may_be_a_coin for point in points):
         said = ", ".join(f"{point.accuracy:g} after {point.pairs:,} pairs of {point.held_out:,}" for point in points)
         raise ConfigError(
-            f"None of the accuracies ({said} held-out ones) is told apart from a coin's 0.5, so there is no curve to draw. The models "
+            f"None of the accuracies ({said} held-out ones) differs from a coin's 0.5, so there is no curve to draw. The models "
             "learned nothing yet: most often learning_rate is too small or the steps are too few. Choose a rate that works, train "
             "the same number of steps (max_steps) at every size, and measure on more held-out pairs if it stays so."
         )

@@ -121,7 +121,7 @@ def judgments_for_accuracy(annotator_accuracy: float, wanted: float, *, limit: i
 
 
 def label_worth(label_accuracy: float) -> float:
-    """What a label that is right so often is worth beside one that always is: (2p - 1)^2, so that n of them do as n (2p - 1)^2.
+    """What a label that is right so often is worth compared with one that always is: (2p - 1)^2, so that n of them do as n (2p - 1)^2.
 
     Wrong labels shrink the slope of P(label) in what separates the two completions by 2p - 1, and its square is the information
     about it. That is exact for pairs that are hard to tell apart; where they are easy, labels that err are worth less still,

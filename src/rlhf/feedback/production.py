@@ -89,12 +89,12 @@ def _known_texts(events: Iterable[EventRow]) -> _Known:
 
 def _joined(event: EventRow, known: _Known) -> dict[str, Any]:
     """An event's content, with what others of its program tell of its completions: texts of which there is one."""
-    told = {}
+    texts_by_name = {}
     for name in BY_ID:
         texts = known.get(_place(name, event), {})
         if len(texts) == 1:
-            told[name] = next(iter(texts.values()))
-    return {**told, **event.content}
+            texts_by_name[name] = next(iter(texts.values()))
+    return {**texts_by_name, **event.content}
 
 
 def _place(name: str, event: EventRow) -> tuple[str, str, str]:
@@ -105,8 +105,8 @@ def _place(name: str, event: EventRow) -> tuple[str, str, str]:
 
 
 def _why_no(name: str, event: EventRow, known: _Known) -> str:
-    told = name.replace("_", " ")
-    return f"its id stands for several {told}s" if known.get(_place(name, event)) else f"no {told} is known"
+    noun = name.replace("_", " ")
+    return f"its id stands for several {noun}s" if known.get(_place(name, event)) else f"no {noun} is known"
 
 
 def _last_thumbs(events: Iterable[tuple[EventRow, Mapping[str, Any]]]) -> set[int]:

@@ -188,7 +188,7 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
 
         low = d - sqrt((late - late_low)^2 + (early_high - early)^2),    high = d + sqrt((late_high - late)^2 + (early - early_low)^2)
 
-    which is no point where everybody agrees, unlike Welch's. Source: Newcombe 1998, "Interval estimation for the difference
+    which is not a point where everybody agrees, unlike Welch's. Source: Newcombe 1998, "Interval estimation for the difference
     between independent proportions", method 10, Statistics in Medicine 17; with ``share_interval`` of each half.
     """
     dated = [(v, share) for v, share in compared if v.at is not None]

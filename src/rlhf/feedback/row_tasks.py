@@ -58,7 +58,7 @@ def items_of_row(row: Row, asking: Asking) -> list[Item]:
     """The task that a row asks, with the judgment, the gold value or the column ``known`` that it holds.
 
     Raises:
-        RowError: Nothing in it can be judged, or what it says is no answer.
+        RowError: Nothing in it can be judged, or what it says is not an answer.
     """
     origin = RowOrigin.of(row, is_gold=asking.all_gold)
     prompt, texts, models, own_kind, value = _parts_of(row, asking, origin)

@@ -43,7 +43,7 @@ class SimulatedAnnotator:
         for field, low, high in (("error_rate", 0, 0.5), ("laziness", 0, 1)):
             if not low <= getattr(self, field) <= high:
                 raise ConfigError(
-                    f"{field} of the simulated annotator {self.name!r} is {getattr(self, field)}; it lies between {low} and {high}."
+                    f"{field} of the simulated annotator {self.name!r} is {getattr(self, field)}; it must be between {low} and {high}."
                 )
 
     def judge(

@@ -18,7 +18,7 @@ from rlhf.evaluation.intervals import CONFIDENCE, Estimate
 Array = NDArray[np.float64]
 MIN_INFORMED = 0.5
 """Share of what is known of a reliability that must come from judgments, or it is not called measured: the prior alone is 0.875,
-and of two models that are equally good, judged by nobody twice, there is nothing but the prior."""
+and of two models that are equally good, judged by nobody twice, only the prior decides."""
 
 
 @dataclass(frozen=True, slots=True)

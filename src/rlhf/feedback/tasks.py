@@ -52,7 +52,7 @@ class SourceItems:
 
     items: list[Item] = field(default_factory=list)
     left_out: list[BadRow] = field(default_factory=list)
-    """Rows that are no task, and why."""
+    """Rows that are not a task, and why."""
 
 
 def tasks_of(source: Source, **how: Any) -> list[Task]:

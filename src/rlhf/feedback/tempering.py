@@ -173,9 +173,9 @@ def _least_loss(likelihoods: Array, by_chance: Array) -> float:
 def _held_out(labels: Labels, out: NDArray[np.bool_], smoothing: float, right_prior: float) -> _HeldOut:
     found = dawid_skene(_only(labels, ~out), smoothing=smoothing, right_prior=right_prior, tolerance=1e-5)
     counts = np.bincount(labels.items[~out], minlength=len(labels.item_names)).astype(float)
-    told = out & (counts[labels.items] > 0)  # of an item of which nothing is left, nothing is predicted
-    answers = found.confusion[labels.annotators[told], :, labels.values[told]]
-    return _HeldOut(found, counts, labels.items[told], labels.values[told], answers)
+    covered = out & (counts[labels.items] > 0)  # of an item of which nothing is left, nothing is predicted
+    answers = found.confusion[labels.annotators[covered], :, labels.values[covered]]
+    return _HeldOut(found, counts, labels.items[covered], labels.values[covered], answers)
 
 
 def _only(labels: Labels, kept: NDArray[np.bool_]) -> Labels:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
@@ -30,3 +32,9 @@ def load_formula(text: str) -> Callable[..., Tensor]:
             "'losses.preference:dpo_loss'."
         ) from err
     return formula
+
+
+def asked_of(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that the function has a parameter for, by name."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in given.items() if name in names}

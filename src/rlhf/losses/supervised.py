@@ -63,7 +63,7 @@ def dft_loss(logprobs: Tensor) -> Tensor:
     learned hardest. The weight takes that away, and the gradient becomes that of -p. It sharpens what is likely
     already and all but ignores what is not, so the data should lie near to what the model can do.
 
-    The value is no measure of progress: -p log p is small at p = 1 and at p = 0. Report ``nll_loss`` with it.
+    The value is not a measure of progress: -p log p is small at p = 1 and at p = 0. Report ``nll_loss`` with it.
 
     Source: Wu et al. 2025, "On the Generalization of SFT: A Reinforcement Learning Perspective with Reward
     Rectification", arXiv:2508.05629.

@@ -36,7 +36,7 @@ def apply_lora(model: PolicyModel | PreTrainedModel, lora: LoRAConfig | None = N
         A ``PolicyModel`` for a ``PolicyModel``, else a ``peft.PeftModel``.
 
     Raises:
-        ModelError: It is no causal language model, has an adapter already, or no layer has the name that was asked for.
+        ModelError: It is not a causal language model, has an adapter already, or no layer has the name that was asked for.
     """
     inner = model.model if isinstance(model, PolicyModel) else model
     if isinstance(inner, PeftModel):

@@ -39,7 +39,7 @@ FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 WHOLE_BUFFERS = re.compile(
     r"(position_ids|token_type_ids|attn\.bias|attention\.bias|num_batches_tracked|tid2eid)$|(^|[._])(vision|visual|audio)"
 )
-"""Names of tensors that are no weights: positions, masks, counts, tables of experts, and what a text model leaves unread."""
+"""Names of tensors that are not weights: positions, masks, counts, tables of experts, and what a text model leaves unread."""
 UNQUANTIZED = "the model that it was made from; `lora: {quantize_4bit: true}` quantizes that as it is loaded"
 OTHER_KINDS = {
     "ForMaskedLM": "fills in gaps and can't write a text from left to right",
@@ -47,7 +47,7 @@ OTHER_KINDS = {
     "ForTokenClassification": "labels tokens and does not generate text",
     "ForQuestionAnswering": "marks answers in a text and does not generate text",
 }
-"""Ends of class names in config.json's ``architectures`` that are no language models."""
+"""Ends of class names in config.json's ``architectures`` that are not language models."""
 
 
 def check_model_folder(folder: Path, *, trust_remote_code: bool, allow_pickle: bool) -> None:
@@ -137,7 +137,7 @@ def check_language_model(folder: Path) -> None:
         for end, what in OTHER_KINDS.items():
             if str(name).endswith(end):
                 raise ModelError(
-                    f"{folder} is no language model: its config.json names the class {name}, which {what}. Give the folder of "
+                    f"{folder} is not a language model: its config.json names the class {name}, which {what}. Give the folder of "
                     f"a policy, or of a causal language model, here."
                 )
 
@@ -151,7 +151,7 @@ def check_tokenizer_folder(folder: Path, *, trust_remote_code: bool) -> None:
         if name == "tokenizer_config.json":
             check_code(folder / name, settings, trust_remote_code=trust_remote_code)
         if name == "tokenizer.json" and not isinstance(settings.get("model"), Mapping):
-            raise ModelError(f"{folder / name} holds no `model`, so it is no tokenizer. {SAVE_AGAIN}")
+            raise ModelError(f"{folder / name} holds no `model`, so it is not a tokenizer. {SAVE_AGAIN}")
     known = ("tokenizer*", "*.model", "vocab.*", "*.tiktoken", "spiece.*", "tekken.json")
     found = {path.name for pattern in known for path in folder.glob(pattern)} - {"tokenizer_config.json"}
     if not found:

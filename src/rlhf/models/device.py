@@ -31,7 +31,7 @@ def placed_on(name: str) -> Iterator[torch.device]:
         name: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
-        ConfigError: It is no device that this library knows, or torch has none of that number.
+        ConfigError: It is not a device that this library knows, or torch has none of that number.
     """
     device = resolve_device(name)
     token = _CHOSEN.set(device)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlhf.config.formulas import Learned
 from rlhf.losses.ties import ordered_margins
 
-Kind = Literal["margins", "threshold", "tie_weight", "offset"]
 IN_WORDS: Mapping[str, str] = {
     "margins": "the score differences at which half of all judgments have a grade or a higher one",
     "threshold": "the score difference below which two completions count as tied",
@@ -27,7 +27,7 @@ class LearnedScalars(nn.Module):
     All but an offset are above 0, and margins rise.
     """
 
-    def __init__(self, kind: Kind, start: list[float], *, num_scores: int = 1) -> None:
+    def __init__(self, kind: Learned, start: list[float], *, num_scores: int = 1) -> None:
         """The same start for each score.
 
         Args:

@@ -142,7 +142,7 @@ class ProcessRewardModel(ScalarModel):
             seed: Seeds a new adapter, where ``config.lora`` asks for one.
 
         Raises:
-            ModelError: It can't be loaded, or is no process reward model.
+            ModelError: It can't be loaded, or is not a process reward model.
         """
         config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
         if config.path is None:
@@ -153,7 +153,7 @@ class ProcessRewardModel(ScalarModel):
         settings = read_settings(Path(source), PROCESS_SETTINGS_FILE)
         if settings is None:
             raise ModelError(
-                f"{source} is no process reward model: it has no {PROCESS_SETTINGS_FILE}. Train one with `rlhf prm`."
+                f"{source} is not a process reward model: it has no {PROCESS_SETTINGS_FILE}. Train one with `rlhf prm`."
             )
         with described_by(Path(source) / PROCESS_SETTINGS_FILE):
             head = HeadSettings(**settings["head"])

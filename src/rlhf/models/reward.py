@@ -141,7 +141,7 @@ class RewardModel(ScalarModel):
             seed: Seeds a new adapter, where ``config.lora`` asks for one.
 
         Raises:
-            ModelError: It can't be loaded, or is no reward model.
+            ModelError: It can't be loaded, or is not a reward model.
         """
         config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
         if config.path is None:
@@ -200,7 +200,7 @@ class RewardModel(ScalarModel):
         """[K, S] as the heads give them: what the training loss is made of. Differentiable."""
         batch = batch.to(self.device)
         # The last token's own row, known from the layout: where a padding token equals EOS, looking for the last token that
-        # is no padding would read the row before it.
+        # is not a padding would read the row before it.
         sequences = torch.arange(batch.num_sequences, device=batch.tokens.device)
         states = zip(self.networks, self.hidden(batch, batch.last, sequences), strict=True)
         return torch.cat([head_outputs(member, hidden, dropout=self.head_dropout).T for member, hidden in states])

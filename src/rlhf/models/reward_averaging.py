@@ -123,5 +123,5 @@ def _shapes_of(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 def _settings_of(folder: Path) -> dict[str, Any]:
     settings = read_settings(folder, SETTINGS_FILE)
     if settings is None or settings.get("num_models", 1) != 1:
-        raise ModelError(f"{folder} is no single reward model of rlhf: it has no {SETTINGS_FILE} that says so.")
+        raise ModelError(f"{folder} is not a single reward model of rlhf: it has no {SETTINGS_FILE} that says so.")
     return settings

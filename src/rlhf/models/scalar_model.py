@@ -141,7 +141,7 @@ def load_member(
     if head is None and settings.num_labels != 1:
         kind = ", ".join(settings.architectures or ()) or settings.model_type
         raise ModelError(
-            f"{source!r} is no reward model: it is a {kind} and has {settings.num_labels} outputs where a reward model has one score. "
+            f"{source!r} is not a reward model: it is a {kind} and has {settings.num_labels} outputs where a reward model has one score. "
             f"Train one from it with `rlhf reward`, or give the folder of one."
         )
     model = load_weights(scalar_class(settings), source, config, config=settings)

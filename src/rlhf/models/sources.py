@@ -69,7 +69,7 @@ def _no_model_folder(folder: Path) -> str:
         return f"{folder} is an empty folder, not a model; give the one that holds config.json and the weights."
     inside = sorted(str(found.parent) for found in folder.glob("*/model/*config.json"))
     where = f" There is one in {inside[-1]}." if inside else " Give the folder that transformers saved."
-    return f"{folder} is no model folder: it has no config.json.{where}"
+    return f"{folder} is not a model folder: it has no config.json.{where}"
 
 
 def embedded_folder() -> Path:
@@ -168,7 +168,7 @@ def plain_errors(what: str) -> Iterator[None]:
         yield
     except (RLHFError, MemoryError):
         raise
-    except Exception as err:  # the hub client alone has a dozen classes, and safetensors' is no subclass of any
+    except Exception as err:  # the hub client alone has a dozen classes, and safetensors' is not a subclass of any
         if "can't allocate memory" in str(err) or "out of memory" in str(err):
             raise MemoryLimitError(
                 f"{what} does not fit into memory: {first_line(err)} Load a smaller model, set dtype: bfloat16, or check the sizes in "

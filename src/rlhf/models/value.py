@@ -164,7 +164,7 @@ class ValueModel(ScalarModel):
         source = str(folder) if settings and settings.get("shared") else model_source(config.path or "")
         if settings is None:
             raise ModelError(
-                f"{source} is no value model: it has no {SETTINGS_FILE}. Start one with ValueModel.from_policy."
+                f"{source} is not a value model: it has no {SETTINGS_FILE}. Start one with ValueModel.from_policy."
             )
         with described_by(Path(source) / SETTINGS_FILE):
             shared, width = bool(settings["shared"]), int(settings["hidden_size"])

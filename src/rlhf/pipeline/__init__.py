@@ -13,7 +13,7 @@ runs        run folders from outside: list, show, diff, prune; models, which lie
 lineage     from any file back to data files and recipe
 report      report.html, from the run folder alone
 api         ``RLHFConfig`` and ``RLHFTrainer``, the few-line face; held_out, the prompts that it keeps from training
-orchestrator  ``RLHFOrchestrator`` with models handed over, ``TrainingStage``; staged_run, what it shares with ``RLHFTrainer``
+orchestrator  ``RLHFOrchestrator`` with models passed in, ``TrainingStage``; staged_run, what it shares with ``RLHFTrainer``
 formatting  numbers in a sentence
 """
 

@@ -37,7 +37,7 @@ class MadeFrom:
     @property
     def key(self) -> str:
         """16 hex digits; equal where everything is."""
-        # Where a file lies is told by the settings, if by anything; here only what is in it counts.
+        # The settings say where a file is, if by anything; here only what is in it counts.
         parents = {k: v if v.startswith(STAGE_INPUT) else v.rpartition("@")[2] for k, v in self.parents.items()}
         text = json.dumps({**asdict(self), "parents": parents}, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -75,7 +75,7 @@ class Artifact:
     device: str = ""
     """Where its models were; no part of its key, no more than the kind of processor is."""
     names: Mapping[str, str] | None = None
-    """Inputs that are no files of this machine, such as models on a hub: dotted place to name."""
+    """Inputs that are not files of this machine, such as models on a hub: dotted place to name."""
 
     def __repr__(self) -> str:
         held = f"{counted(len(self.metrics), 'metric')}, {counted(len(self.files), 'file')}"
@@ -152,7 +152,7 @@ def content_hash(path: Path) -> str:
 
 
 def plain_numbers(value: Any) -> Any:
-    """The same with Python's own numbers in the place of numpy's and torch's, inside mappings and lists too."""
+    """The same with Python's own numbers instead of numpy's and torch's, inside mappings and lists too."""
     if isinstance(value, Mapping):
         return {name: plain_numbers(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -161,7 +161,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def stage_files(folder: Path) -> dict[str, str]:
-    """Every file a stage left, with its hash; checkpoints and tracker files are working material, a profile is no result: both are left out."""
+    """Every file a stage left, with its hash; checkpoints, tracker files and profiles are working material and left out."""
     found = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         relative = file.relative_to(folder)

@@ -1,9 +1,9 @@
 """Which of the library's own source files decide what a stage makes.
 
 They are found by following imports: from the modules that run the stage's kind and train its model, from those of the losses that
-its settings choose and of what builds its rewards and its judge, and from functions of this library that the recipe names. Followed are
-the modules that names come from: a package's ``__init__.py`` only hands names on (a test holds them to that), so ``from rlhf.losses
-import nll_loss`` leads to the module that defines it and to no other loss.
+its settings choose and of what builds its rewards, its judge and its engine, and from functions of this library that the recipe names.
+Followed are the modules that names come from: a package's ``__init__.py`` only hands names on (a test holds them to that), so
+``from rlhf.losses import nll_loss`` leads to the module that defines it and to no other loss.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import rlhf
 from rlhf.config.base import Names, named_things
+from rlhf.config.engines import engines_of
+from rlhf.config.judges import judges_of
 from rlhf.config.rewards import rewards_of
 
 if TYPE_CHECKING:
@@ -37,13 +39,17 @@ DECIDES_NOTHING = (
     "training/progress.py",
     "training/trackers.py",
 )
-"""Settings are in the key by their values; the others decide when a run ends or how a thing is told or written, not what it is."""
+"""Settings are in the key by their values; the others decide when a run ends or how a thing is reported or written, not what it is."""
 
 
 def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
     """Source files whose code decides what a stage makes: path inside the package -> 16 hex digits of its sha256."""
-    modules = modules_of_kind(kind) | {f"{PACKAGE}.{formula.partition(':')[0]}" for formula in stage.formulas}
+    modules = modules_of_kind(kind) | {
+        f"{PACKAGE}.{formula.function.partition(':')[0]}" for formula in stage.formulas.values()
+    }
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
+    modules |= {engine.builds.partition(":")[0] for engine in engines_of(stage).values()}
+    modules |= {judge.builds.partition(":")[0] for judge in judges_of(stage)}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 
@@ -68,10 +74,10 @@ def code_of_modules(modules: tuple[str, ...]) -> dict[str, str]:
 
     Kept for the life of the process: what runs is what was there when it was imported.
     """
-    files = import_closure(file for module in modules if (file := _file_of(module)) is not None)
+    files = import_closure(file for module in modules if (file := file_of_module(module)) is not None)
     files |= {
         source for file in files for source in file.parent.glob("*.[ch]")
-    }  # a module compiles what stands beside it
+    }  # a module compiles the C files next to it
     names = {file.relative_to(ROOT).as_posix(): file for file in files}
     return {
         name: hashlib.sha256(names[name].read_bytes()).hexdigest()[:16]
@@ -107,7 +113,7 @@ def source_of_function(text: str) -> Path | None:
 def files_of_function(text: str) -> list[Path]:
     """``source_of_function``, and what it imports from its own folder or its own package, at any depth: all of it decides.
 
-    What comes from the standard library and installed packages is told by their versions.
+    What comes from the standard library and installed packages is covered by their versions.
     """
     first = source_of_function(text)
     found: list[Path] = []
@@ -121,7 +127,7 @@ def files_of_function(text: str) -> list[Path]:
 
 
 def _neighbors(file: Path) -> Iterator[Path]:
-    """Modules beside a file that it imports, by absolute name or relative to itself."""
+    """Modules in the folder of a file that it imports, by absolute name or relative to itself."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except (OSError, ValueError, SyntaxError):
@@ -146,24 +152,24 @@ def _neighbors(file: Path) -> Iterator[Path]:
 
 @cache
 def _imported_files(file: Path) -> tuple[Path, ...]:
-    files = (_source_of(module, name) for module, name in _imports(file))
+    files = (source_of_name(module, name) for module, name in _imports(file))
     return tuple(dict.fromkeys(file for file in files if file is not None))
 
 
-def _source_of(module: str, name: str | None) -> Path | None:
+def source_of_name(module: str, name: str | None) -> Path | None:
     """The file that defines what ``from module import name`` (or ``import module``) gives."""
-    if name is not None and (submodule := _file_of(f"{module}.{name}")) is not None:
+    if name is not None and (submodule := file_of_module(f"{module}.{name}")) is not None:
         return submodule
-    file = _file_of(module)
+    file = file_of_module(module)
     if file is None or file.name != "__init__.py":
         return file
     if module == PACKAGE:  # holds names and a version, nothing that computes
         return None
     origin = next((source for source, given in _imports(file, for_types=True) if given == name), None)
-    return _source_of(origin, name) if origin is not None else file
+    return source_of_name(origin, name) if origin is not None else file
 
 
-def _file_of(module: str) -> Path | None:
+def file_of_module(module: str) -> Path | None:
     """The file of a module of this library, by its place in the tree; nothing is imported to find it."""
     parts = module.split(".")
     if parts[0] != PACKAGE:

@@ -1,4 +1,4 @@
-"""What a run folder knows of an evaluation beside its samples, for the verdict: how training ended, what the judge learned
+"""What a run folder knows of an evaluation in addition to its samples, for the verdict: how training ended, what the judge learned
 from."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from statistics import fmean, median
 from typing import Any
 
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import CombinedRewardConfig, FunctionRewardConfig, RewardBase
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import CombinedRewardConfig, FunctionRewardConfig
 from rlhf.data.read import open_rows
 from rlhf.errors import RLHFError
 from rlhf.evaluation.measures import KnownTexts
@@ -115,7 +116,7 @@ def judge_texts(spec: RewardBase, *, runs: Path | None = None) -> KnownTexts | s
     """What a judge's training completions look like; why that is not known; None for a judge that learned from none.
 
     Args:
-        spec: With real folders in the place of ``stage:`` inputs.
+        spec: With real folders instead of ``stage:`` inputs.
         runs: Where the origin of copies is looked for.
     """
     if not isinstance(spec, CombinedRewardConfig):
@@ -180,11 +181,17 @@ def _held_alarms(
     Where there is no limit, the limit is one of changes, or the metric was not a number, whether the alarm was raised among these
     steps decides. One that passed is no news: a single token's ratio, a step's gradient.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     for event in events:
         guard, metric = event.get("guard"), str(event.get("metric") or "")
         step = event.get("raised_at", event.get("step"))
-        if event.get("event") != "alarm" or not guard or guard in HINTS or metric in told or not isinstance(step, int):
+        if (
+            event.get("event") != "alarm"
+            or not guard
+            or guard in HINTS
+            or metric in reported
+            or not isinstance(step, int)
+        ):
             continue
         value, limit = event.get("value"), event.get("limit")
         now = median(last[metric]) if last.get(metric) else None
@@ -194,7 +201,7 @@ def _held_alarms(
         else:
             holds = step >= late
         if holds:
-            told.add(metric)
+            reported.add(metric)
             bound = float(limit) if isinstance(limit, int | float) else None
             yield HeldAlarm(guard=str(guard), metric=metric, step=step, limit=bound, value=now)
 

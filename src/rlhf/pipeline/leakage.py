@@ -87,14 +87,14 @@ class Leakage:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader may want to know: a base model in common, and what could not be told."""
+        """What a reader may want to know: a base model in common, and what could not be determined."""
         shared = [] if self._share_stage else self._about_shared_weights()
         if not self.unknown:
             return shared
         return [
             *shared,
             f"It is not known what these were trained on: {_listed(self.unknown)}. As far as that goes, whether policy, judge and "
-            "prompts are independent can't be told.",
+            "prompts are independent is unknown.",
         ]
 
     @property

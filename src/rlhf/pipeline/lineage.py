@@ -103,7 +103,7 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
     artifact = _record(folder)
     assert artifact is not None  # both ways of finding the folder read it
     run = run_of(folder)
-    stage = _stage(run, folder, artifact, told={})
+    stage = _stage(run, folder, artifact, shown={})
     stage.made_from.append(_recipe(run))
     if inside == ".":
         return stage
@@ -148,7 +148,7 @@ def _copy_of(path: Path, runs: Path) -> tuple[Path, str]:
         if artifact is not None and (name := next((n for n, h in artifact.files.items() if h in wanted), None)):
             return folder, name
     what = "holds no weight files" if not files else f"has a content that no run in {runs} recorded"
-    raise ConfigError(f"{path} {what}. Give a file of a run folder, or say where its run lies with --runs.")
+    raise ConfigError(f"{path} {what}. Give a file of a run folder, or give the folder of runs with --runs.")
 
 
 def all_stage_folders(runs: Path) -> Iterator[Path]:
@@ -176,18 +176,19 @@ def _file(path: Path, artifact: Artifact, inside: str, stage: Origin) -> Origin:
     return Origin("file", str(path), state, digest, about=copy, made_from=[stage])
 
 
-def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", told: dict[str, State]) -> Origin:
-    """A stage with everything it was made from; one that was told before (``told``, by its key) without that."""
+def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", shown: dict[str, State]) -> Origin:
+    """A stage with everything it was made from; one that was shown before (``shown``, by its key) without that."""
     name = artifact.stage if folder.parent == run else str(folder)
-    if (known := told.get(artifact.key)) is not None:
+    if (known := shown.get(artifact.key)) is not None:
         return Origin("stage", name, known, artifact.key, "see above", place)
     changed = [name for name, digest in artifact.files.items() if not _has_content(folder / name, digest)]
-    told[artifact.key] = state = State.CHANGED if changed else State.SAME
+    shown[artifact.key] = state = State.CHANGED if changed else State.SAME
     about = [artifact.kind, f"finished {artifact.finished}" if artifact.finished else artifact.headline]
     about += [f"rlhf {artifact.versions['rlhf']}" if "rlhf" in artifact.versions else ""]
     about += [f"changed: {', '.join(changed[:3])}" if changed else counted(len(artifact.files), "file")]
     origins = [
-        _parent(run, place, parent, contents=artifact.contents, told=told) for place, parent in artifact.parents.items()
+        _parent(run, place, parent, contents=artifact.contents, shown=shown)
+        for place, parent in artifact.parents.items()
     ]
     return Origin(
         "stage",
@@ -200,7 +201,7 @@ def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", told
     )
 
 
-def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], told: dict[str, State]) -> Origin:
+def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], shown: dict[str, State]) -> Origin:
     source, _, digest = parent.rpartition("@")
     if source.startswith(STAGE_INPUT):
         name, _, file = source.removeprefix(STAGE_INPUT).partition("/")
@@ -208,7 +209,7 @@ def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], 
         if found is None:
             return Origin("stage", name, State.GONE, digest, place=place)
         folder, artifact = found
-        origin = _stage(run, folder, artifact, place=place, told=told)
+        origin = _stage(run, folder, artifact, place=place, shown=shown)
         held = artifact.content(file or None)
         if contents.get(place) and held != contents[place]:
             return Origin(
@@ -229,7 +230,7 @@ def attempts(run: Path, name: str) -> Iterator[tuple[Path, Artifact]]:
 
 
 def _bases(run: Path, folder: Path, artifact: Artifact) -> Iterator[Origin]:
-    """The models that a stage's adapters belong to, held against the hash that was kept beside each adapter."""
+    """The models that a stage's adapters belong to, compared with the hash that was kept next to each adapter."""
     for path in artifact.files:
         place, _, file = path.rpartition("/")
         if file != ADAPTER_FILE or not (folder / path).is_file():
@@ -237,7 +238,7 @@ def _bases(run: Path, folder: Path, artifact: Artifact) -> Iterator[Origin]:
         try:
             called, expected = base_name(folder / place), expected_weights(folder / place)
         except ModelError:
-            continue  # the stage is told to have changed
+            continue  # the stage is reported as changed
         base = base_folder(run / artifact.stage / place, called or "")  # from where it was made, if it was moved aside
         name = str(base or called or "")
         if expected is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 from rlhf.files import sha256
 from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import Artifact
-from rlhf.pipeline.kinds import EVALUATION
+from rlhf.pipeline.kinds import EVALUATION, GATE
 from rlhf.training.log import EVENTS, finite, read_jsonl
 from rlhf.version import __version__
 
@@ -24,6 +25,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "peft", "datasets", "numpy", 
 OUTCOMES = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl", "gold_before", "gold_after")
 EVALUATED = ("policy", "baseline", "judge", "verdict", "verdict_title", "verdict_reasons")
 """What an evaluation compared, and what it found, in words."""
+GATE_FILE = "gate.json"
+"""As in ``rlhf.evaluation.gates.evidence``, which imports numpy."""
 ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action", "false_alarms")
 
 
@@ -71,7 +74,7 @@ def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
             "evaluations": {
                 name: {key: metrics.get(key) for key in (*EVALUATED, *OUTCOMES)} for name, metrics in evaluated.items()
             },
-            "gates": [],
+            "gates": [_gate(run_dir / name, a) for name, a in artifacts.items() if a.kind == GATE],
             "alarms": [{k: e[k] for k in ALARM_FIELDS if k in e} for e in alarms(run_dir, artifacts)],
             "stages": {
                 name: {"kind": a.kind, "seconds": a.seconds, "headline": a.headline, "metrics": dict(a.metrics)}
@@ -80,6 +83,30 @@ def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
         }
     )
     return found
+
+
+def _gate(folder: Path, artifact: Artifact) -> dict[str, Any]:
+    """What a gate decided; its gate.json has the measurements, too."""
+    try:
+        found = json.loads((folder / GATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = {}
+    return {
+        "stage": artifact.stage,
+        "candidate": (found.get("candidate") or {}).get("name"),
+        "alias": found.get("alias"),
+        "registry": found.get("registry"),
+        "champion_before": artifact.metrics.get("champion_before"),
+        "decision": artifact.metrics.get("decision"),
+        "reason": found.get("reason"),
+        "promoted": artifact.metrics.get("promoted"),
+        "version": artifact.metrics.get("version"),
+        "requirements": [
+            {"name": name, **{key: ruling.get(key) for key in ("decision", "reason", "evidence")}}
+            for name, ruling in (found.get("rulings") or {}).items()
+        ],
+        "evidence": {"file": f"{artifact.stage}/{GATE_FILE}", "sha256": artifact.files.get(GATE_FILE)},
+    }
 
 
 def alarms(run_dir: Path, stages: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""The loop from Python with models handed over: fine-tune, train judges, optimize the policy, save what came of it.
+"""The loop from Python with models passed in: fine-tune, train judges, optimize the policy, save what came of it.
 
     from rlhf import RLHFOrchestrator
     loop = RLHFOrchestrator("./my-model", output_dir="runs/mine")
@@ -7,24 +7,33 @@
     loop.run_policy_optimization("prompts.jsonl", method="grpo")
     loop.save_models("models")
 
+With ``suites=`` every trained policy is asked these before it is used: one that lost more than their margins is left aside, later stages
+go on from the champion before it, and ``decisions`` says why.
+
 Every call runs one more stage of an ordinary recipe (``rlhf.pipeline.run.Pipeline``): lineage, resume and report are those of
 ``rlhf run``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
+from rlhf.config.requirements import Requirement
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, RLHFError, text_of
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE
+from rlhf.models.sources import model_source
+from rlhf.pipeline.artifacts import STAGE_INPUT
+from rlhf.pipeline.kinds import GATE
 from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model
+from rlhf.registry.history import Event
+from rlhf.registry.registry import DEFAULT, Registry
 
 HANDED_OVER = "handed_over"
 """Folder inside a run folder: models that were given in memory."""
@@ -44,7 +53,7 @@ class TrainingStage(StrEnum):
         """That of a kind of stage, such as ``ppo``; None for kinds that train nothing."""
         if kind in JUDGE_KINDS:
             return cls.PROCESS_REWARD_MODEL if kind == "prm" else cls.REWARD_MODEL
-        if kind in POLICY_KINDS:
+        if kind in POLICY_KINDS and kind != GATE:
             return cls.SFT if kind == "sft" else cls.POLICY_OPTIMIZATION
         return None
 
@@ -88,6 +97,11 @@ class RLHFOrchestrator(StagedRun):
         seed: Seeds everything.
         device: Where models are, as in a recipe: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         quiet: Print nothing.
+        suites: Capability suites (bundled names, YAML files, settings) that every policy is asked before and after a stage that trains it.
+        require: Further requirements of a gate, such as ``Better(metric="win_rate")``, or as a recipe has them; both make a stage
+            ``NAME_gate`` behind each such stage.
+        on_regression: What a policy that fails leads to: ``rollback``, later stages go on from the champion; or ``stop``.
+        gate: Further keys of the stage ``gate``, such as ``prompts`` and ``judge``.
 
     Raises:
         ConfigError: The run folder holds a recipe that this version can't read, or the model is neither folder nor object.
@@ -101,9 +115,19 @@ class RLHFOrchestrator(StagedRun):
         seed: int = 0,
         device: str = AUTO,
         quiet: bool = False,
+        suites: Sequence[Any] = (),
+        require: Sequence[Requirement | Mapping[str, Any] | str] = (),
+        on_regression: Literal["rollback", "stop"] = "rollback",
+        gate: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(output_dir, seed=seed, device=device, quiet=quiet)
         self.model = self._source(model, "model")
+        asked = [suite if isinstance(suite, Mapping) else str(suite) for suite in suites]
+        given = [each.model_dump(mode="json") if isinstance(each, Requirement) else each for each in require]
+        self.require = [*({"kind": "non_inferior", "suite": suite} for suite in asked), *given]
+        self.gate = {"on_fail": on_regression, **(gate or {})}
+        self.registry = Registry(self.gate.setdefault("registry", str(self.run_dir / DEFAULT)))
+        """Its champion is the newest policy that lost nothing; the first one is the model that training starts from."""
         self.models: dict[str, str] = {}
         """``sft``, ``reward_model``, ``process_reward_model``, ``policy``: the newest of each, as ``stage:NAME`` or a loaded folder."""
         self._running: TrainingStage | None = None
@@ -261,18 +285,45 @@ class RLHFOrchestrator(StagedRun):
         source = self.models[role]
         return self.run_dir / source.removeprefix("stage:") / "model" if source.startswith("stage:") else Path(source)
 
+    @property
+    def decisions(self) -> list[Event]:
+        """What became of each policy: promoted or refused, why, and the file with the evidence; oldest first."""
+        return self.registry.history()
+
     def _train(self, name: str, tree: dict[str, Any]) -> FinishedStage:
+        gated = bool(self.require) and tree["kind"] in POLICY_KINDS
+        if gated and self.registry.current() is None:
+            self.registry.promote(model_source(self.model), reason="Where training starts.")
         self._running = TrainingStage.of_kind(tree["kind"])
         try:
             record = self.run_stage(name, tree)
+        except RLHFError as err:
+            if gated:
+                self.registry.refuse(self.run_dir / name, reason=f"error: {text_of(err)}")
+            raise
         finally:
             self._running = None
-        self._remember(record)
+        if gated:
+            candidate = f"{STAGE_INPUT}{name}"
+            self._remember(
+                self.run_stage(
+                    f"{name}_{GATE}", {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require}
+                )
+            )
+        else:
+            self._remember(record)
         return record
 
     def _remember(self, record: FinishedStage) -> None:
-        if (stage := TrainingStage.of_kind(record.kind)) is not None:
-            self.models[ROLES[stage]] = f"stage:{record.stage}"
+        """A policy that is to be gated counts when its gate has decided, and then it is the one that the gate left."""
+        kind = record.kind
+        if kind == GATE:
+            candidate = str(((record.settings or {}).get("candidate") or {}).get("path")).removeprefix(STAGE_INPUT)
+            kind = (self.stages.get(candidate) or {}).get("kind", "")
+        elif self.require and kind in POLICY_KINDS:
+            return
+        if (stage := TrainingStage.of_kind(kind)) is not None:
+            self.models[ROLES[stage]] = f"{STAGE_INPUT}{record.stage}"
 
     def _start(self, model: ModelSource | None) -> str:
         if model is not None:

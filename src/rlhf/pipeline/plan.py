@@ -47,9 +47,9 @@ class RunOptions:
     force: bool = False
     """Everything is rerun."""
     ignore_code: bool = False
-    """A stage is kept where nothing but the code of this library has changed."""
+    """A stage is kept where only the code of this library has changed."""
     brief: bool = False
-    """Stages that are kept are not told of."""
+    """Stages that are kept are not listed."""
     profile: bool = False
     """Measure where the time of training stages goes; no result depends on it."""
 

@@ -69,7 +69,7 @@ def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:
 
 
 def inputs_by_name(stage: BaseConfig, parents: Mapping[str, str]) -> dict[str, str]:
-    """Inputs that are no files of this machine, such as models on a hub and functions in memory: dotted place to name.
+    """Inputs that are not files of this machine, such as models on a hub and functions in memory: dotted place to name.
 
     Args:
         stage: Its settings.
@@ -84,7 +84,7 @@ def inputs_by_name(stage: BaseConfig, parents: Mapping[str, str]) -> dict[str, s
 
 
 def _local_file(text: str, names: Names) -> Path | None:
-    """What a setting names on this machine, if it names anything; code of this library is no input, but code."""
+    """What a setting names on this machine, if it names anything; code of this library is not an input, but code."""
     if STAGE.match(text) or is_own_function(text, names):
         return None
     if names is Names.FUNCTION:

@@ -101,7 +101,7 @@ class Pipeline:
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         with (
-            placed_on(self.recipe.device),  # first: a device that is not there is told before anything is written
+            placed_on(self.recipe.device),  # first: a missing device is reported before anything is written
             storage_errors(self.run_dir),
             signals_as_requests(at_once=True) as self._signals,
         ):

@@ -70,8 +70,8 @@ class RunLook:
         """What went wrong where something did, else the verdict of every evaluation, else what the last finished stage says."""
         if not self.running and (broken := next((stage for stage in self.stages if stage.trouble), None)):
             return f"failed in {broken.name}: {broken.trouble}"
-        if told := [line for each in self.evaluations.values() if (line := _evaluation_line(each))]:
-            return "; ".join(told)
+        if lines := [line for each in self.evaluations.values() if (line := _evaluation_line(each))]:
+            return "; ".join(lines)
         return next((stage.headline for stage in reversed(self.stages) if stage.status == "finished"), "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def run_folders(runs: Path) -> list[Path]:
         ConfigError: There is no such folder.
     """
     if not runs.is_dir():
-        raise ConfigError(f"There is no folder {runs}; say where the run folders lie with --runs.")
+        raise ConfigError(f"There is no folder {runs}; give the folder of runs with --runs.")
     if _is_run(runs):
         return [runs]
     return sorted(path for path in runs.iterdir() if not path.name.startswith(".") and _is_run(path))
@@ -164,9 +164,9 @@ def look_at(run: Path) -> RunLook:
 
 def evaluations_of(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every evaluation in a summary.json by its stage; of an older version as far as it says."""
-    told, stages = summary.get("evaluations"), summary.get("stages")
-    if isinstance(told, dict):
-        return {str(name): each for name, each in told.items() if isinstance(each, dict)}
+    evaluations, stages = summary.get("evaluations"), summary.get("stages")
+    if isinstance(evaluations, dict):
+        return {str(name): each for name, each in evaluations.items() if isinstance(each, dict)}
     found = {}
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         if isinstance(stage, dict) and stage.get("kind") == EVALUATION and isinstance(stage.get("metrics"), dict):

@@ -118,7 +118,7 @@ class StagedRun:
 
 
 def functions_named(value: Any, key: str = "") -> Any:
-    """Settings with names in the place of functions; a reward or judge that has to be called in this process says so.
+    """Settings with names instead of functions; a reward or judge that has to be called in this process says so.
 
     Args:
         value: Settings, or one of them.

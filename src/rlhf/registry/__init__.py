@@ -3,7 +3,7 @@
 registry    versions and aliases; nothing is lost at a kill
 history     the log that decides which version an alias names
 
-It keeps and promotes; who deserves it is decided by gates (``rlhf.pipeline.gates``).
+It keeps and promotes; who deserves it is decided by gates (``rlhf.evaluation.gates``).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def read_history(folder: Path) -> list[Event]:
     """All events, oldest first; a last line that a kill cut off is left out.
 
     Raises:
-        DataError: A whole line is no event; names it.
+        DataError: A whole line is not an event; names it.
     """
     path = folder / FILE
     try:
@@ -61,7 +61,9 @@ def read_history(folder: Path) -> list[Event]:
         try:
             found.append(Event(**json.loads(line)))
         except (ValueError, TypeError) as err:
-            raise DataError(f"{path}:{number} is no event of a registry: {err}. Restore the file from a copy.") from err
+            raise DataError(
+                f"{path}:{number} is not an event of a registry: {err}. Restore the file from a copy."
+            ) from err
     return found
 
 

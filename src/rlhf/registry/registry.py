@@ -36,6 +36,8 @@ DEFAULT = "registry"
 """Next to the folder ``runs``."""
 CHAMPION, CHALLENGER = "champion", "challenger"
 VERSIONS = "versions"
+ANY = -1
+"""In the place of a version: whatever it is."""
 RECORD = "version.json"
 ADAPTER = "adapter_config.json"
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -150,6 +152,7 @@ class Registry:
         alias: str = CHAMPION,
         reason: str = "",
         evidence: Path | str | None = None,
+        instead_of: int | None = ANY,
     ) -> Version:
         """Copy a model into the registry, and let an alias name it, in one step that a kill undoes or finishes.
 
@@ -160,17 +163,23 @@ class Registry:
             alias: Letters, digits, ``-`` and ``_``, a letter first.
             reason: For people.
             evidence: A file that the decision is based on; its hash is kept.
+            instead_of: What the alias names when the decision is made (None: nothing); by default it is not asked for.
 
         Raises:
             ConfigError: The alias is malformed.
-            ModelError: There is no model folder.
+            ModelError: There is no model folder, or the alias names something else than ``instead_of`` by now.
             StorageError: The disk is full.
         """
         check_alias(alias)
         source = Path(model)
         if not (source / "config.json").is_file() and not (source / ADAPTER).is_file():
-            raise ModelError(f"{source} is no model folder: it has neither config.json nor {ADAPTER}.")
+            raise ModelError(f"{source} is not a model folder: it has neither config.json nor {ADAPTER}.")
         with self._locked():
+            if instead_of not in (ANY, present := self.aliases().get(alias)):
+                raise ModelError(
+                    f"{alias} of {self.folder} names {_named(present)} by now, and the decision was made against {_named(instead_of)}; "
+                    "decide again."
+                )
             version = self._add(source.resolve())
             self._record("promote", alias, version.number, reason=reason, evidence=evidence, candidate=str(source))
             return version
@@ -183,6 +192,15 @@ class Registry:
         with self._locked():
             current = self.aliases().get(alias)
             self._record("refuse", alias, current, reason=reason, evidence=evidence, candidate=str(model))
+
+    def recorded(self, evidence: Path | str, *, alias: str = CHAMPION) -> Event | None:
+        """The line of the history that is based on this very file, after what a killed process left is finished; None where there is none."""
+        if not self.folder.is_dir():
+            return None
+        digest = sha256(evidence)
+        with self._locked():
+            found = [event for event in self.history(alias) if event.evidence.get("sha256") == digest]
+        return found[-1] if found else None
 
     def rollback(self, alias: str = CHAMPION, *, reason: str = "", to: int | None = None) -> Version:
         """Let an alias name an earlier version again: what it named before its present one, or a given version.
@@ -204,7 +222,7 @@ class Registry:
             return self.version(number)
 
     def _before(self, alias: str) -> int | None:
-        """What an alias named before its present version was promoted; rollbacks themselves are no step forward."""
+        """What an alias named before its present version was promoted; rollbacks themselves are not a step forward."""
         stack: list[int] = []
         for event in self.history(alias):
             if event.version is None or (stack and stack[-1] == event.version):
@@ -278,7 +296,7 @@ class Registry:
         if link.is_symlink() and Path(os.readlink(link)) == target:
             return
         if link.exists() and not link.is_symlink():
-            raise StorageError(f"{link} is no link of the registry's; move it away.")
+            raise StorageError(f"{link} is not a link of the registry's; move it away.")
         with storage_errors(link):
             aside = self.folder / f".{alias}.{secrets.token_hex(4)}.tmp"
             os.symlink(target, aside)
@@ -297,6 +315,10 @@ class Registry:
             for alias, number in self.aliases().items():
                 self._link(alias, number)
             yield
+
+
+def _named(number: int | None) -> str:
+    return "nothing" if number is None else f"version {number}"
 
 
 def check_alias(alias: str) -> None:

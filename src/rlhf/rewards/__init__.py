@@ -17,6 +17,7 @@
     length_debias  a reward less what length explains of it
     rules       heuristics of form
     lexicon     how positive a text is
+    pairwise/   judges of two completions: which one is better
     verifiers/  answers that can be checked: exact, numeric, math, pattern, JSON
     code/       programs that can be tested, in a sandbox
     composite   a weighted sum of the above

@@ -98,7 +98,7 @@ class CompositeReward:
         return ScoreResult(scores, {**asked.parts, **_verifiable(prompts)}, errors)
 
     def _fault(self, total: float | None, said: Mapping[str, float | None]) -> str:
-        """Why a sum is no score; the empty text where it is one."""
+        """Why a sum is not a score; the empty text where it is one."""
         if total is None:
             return f"no reward applies to it: {', '.join(said)} all returned None; add one that judges every sample"
         if not math.isfinite(total):

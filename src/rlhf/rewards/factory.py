@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlhf.config.named_table import NamedTable
-from rlhf.config.rewards import REWARD_KINDS, RewardBase, RewardSpec
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import REWARD_KINDS, RewardSpec
 from rlhf.errors import ConfigError, check_type
 from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.in_memory import needs_this_process, own_name

@@ -108,7 +108,7 @@ def read_lexicon(path: Path | str) -> Mapping[str, float]:
     """Word -> valence.
 
     Raises:
-        DataError: The file is absent, is no text, is empty, or has a line without a number.
+        DataError: The file is absent, is not text, is empty, or has a line without a number.
     """
     path = Path(path)
     try:

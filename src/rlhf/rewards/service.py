@@ -109,7 +109,7 @@ class ServiceReward:
         """See ``Abstaining``.
 
         Raises:
-            RewardError: The service does not answer, or gives something that is no number where this scorer was not
+            RewardError: The service does not answer, or gives something that is not a number where this scorer was not
                 built to report that.
         """
         verdicts, failures = self._verdicts(prompts, completions)

@@ -1,6 +1,6 @@
-"""Requests to a reward server: retried with growing waits, and given up with a complete error message.
+"""Requests to a reward server or a judge's endpoint: retried with growing waits, and given up with a complete error message.
 
-Nothing here depends on the content of requests; see ``rlhf.rewards.service``.
+Nothing here depends on the content of requests; see ``rlhf.rewards.service`` and ``rlhf.rewards.pairwise.endpoint_judge``.
 """
 
 from __future__ import annotations
@@ -78,6 +78,15 @@ class Caller:
     patience: Patience
     concurrency: int
     notify: Notify
+    what: str = "reward service"
+    """In messages."""
+    asked_for: str = "scores"
+    loss: str = "nothing was trained on them"
+    """What a failure did not spoil, in messages."""
+    advice: str = "Fix the service or its url; then the same command goes on from the last checkpoint."
+    seconds_between: float = 0.0
+    """Between the beginnings of two attempts, retries included."""
+    _next_start: float = field(default=0.0, init=False)
     longest_wait: float = field(default=0.0, init=False)
     """For a good answer so far, retries included."""
 
@@ -85,7 +94,7 @@ class Caller:
     def who(self) -> str:
         """The service in messages, without the query of its URL, which may contain a key."""
         name = "" if self.name == "service" else f" {self.name}"
-        return f"reward service{name} at {self.url.partition('?')[0]}"
+        return f"{self.what}{name} at {self.url.partition('?')[0]}"
 
     async def ask_all(self, requests: Sequence[Request]) -> None:
         """Give every request its answer.
@@ -107,6 +116,7 @@ class Caller:
     async def _ask(self, client: httpx2.AsyncClient, request: Request, turns: asyncio.Semaphore) -> None:
         """One request, again and again as long as there is hope."""
         async with turns:
+            await self._wait_for_turn()
             start = time.monotonic()
             deadline = start + self.patience.deadline_seconds
             rng = random.Random(derive_seed(0, "reward service", self.name, request.about))
@@ -122,7 +132,15 @@ class Caller:
                     if request.attempts > self.patience.retries or time.monotonic() + wait >= deadline:
                         raise self._gave_up(request, time.monotonic() - start, wait) from later
                     await asyncio.sleep(wait)
+                    await self._wait_for_turn()
             self.longest_wait = max(self.longest_wait, time.monotonic() - start)
+
+    async def _wait_for_turn(self) -> None:
+        """Until the rate that was agreed on allows another attempt."""
+        now = time.monotonic()
+        start = max(now, self._next_start)
+        self._next_start = start + self.seconds_between
+        await asyncio.sleep(start - now)
 
     async def _attempt(self, client: httpx2.AsyncClient, request: Request, seconds: float) -> Answer:
         """Send, read and check.
@@ -165,7 +183,8 @@ class Caller:
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
                     raise self._refusal(
-                        request, f"answered with more than {MAX_ANSWER_BYTES} bytes, far more than the scores take"
+                        request,
+                        f"answered with more than {MAX_ANSWER_BYTES} bytes, far more than the {self.asked_for} take",
                     )
         return response, bytes(content)
 
@@ -188,13 +207,13 @@ class Caller:
         limit = f"deadline_seconds ({self.patience.deadline_seconds:g})"
         why = f" Waiting {wait:.3g} seconds for the next would pass {limit}."
         return RewardError(
-            f"The {self.who} gave no scores for {request.about}: {attempts} in {seconds:.3g} seconds; at the last, "
-            f"{request.trouble}.{why if request.attempts <= self.patience.retries else ''} Nothing was trained on them. "
-            "Fix the service or its url; then the same command goes on from the last checkpoint."
+            f"The {self.who} gave no {self.asked_for} for {request.about}: {attempts} in {seconds:.3g} seconds; at the last, "
+            f"{request.trouble}.{why if request.attempts <= self.patience.retries else ''} {self.loss[0].upper()}{self.loss[1:]}. "
+            f"{self.advice}"
         )
 
     def _refusal(self, request: Request, reason: str) -> RewardError:
-        return RewardError(f"The {self.who} {reason}. It was asked about {request.about}; nothing was trained on them.")
+        return RewardError(f"The {self.who} {reason}. It was asked about {request.about}; {self.loss}.")
 
 
 def _retry_after(headers: httpx2.Headers) -> float | None:

@@ -101,7 +101,7 @@ def _first(found: Any, *names: str) -> Any:
         raise AnswerError(
             f"has no key {' or '.join(map(repr, names))}; it has {', '.join(map(repr, list(found)[:8])) or 'none'}"
         )
-    raise AnswerError(f"is no JSON object with {' or '.join(map(repr, names))}, but {shown(found)}")
+    raise AnswerError(f"is not a JSON object with {' or '.join(map(repr, names))}, but {shown(found)}")
 
 
 def _single(value: Any) -> Any:

@@ -28,7 +28,7 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
 
     A completion is cut at the model's separator (see ``rlhf.data.steps.StepCutter``). Ids are used as they were sampled
     where policy and reward model share a tokenizer. In an episode each turn of the policy is split separately; what the
-    environment said is read, and is no step. How many steps a completion has is a component of the result: a
+    environment said is read, and is not a step. How many steps a completion has is a component of the result: a
     product falls with each, so a policy may learn to make few.
     """
 

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
-from rlhf.rollout.local import LocalEngine, SamplablePolicy
+from rlhf.config.engines import EngineConfig
 from rlhf.rollout.types import RolloutEngine
-from rlhf.rollout.vllm import VLLMEngine
+
+if TYPE_CHECKING:
+    from rlhf.rollout.local import SamplablePolicy
 
 
 def build_engine(
-    policy: SamplablePolicy,
-    config: LocalEngineConfig | VLLMEngineConfig,
-    *,
-    autocast: Literal["none", "bfloat16", "float16"] = "none",
-) -> LocalEngine | VLLMEngine:
+    policy: SamplablePolicy, config: EngineConfig, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
+) -> Any:
     """A sampler of this policy; it starts with the first request.
 
     Args:
         policy: Who is sampled.
-        config: By which engine.
+        config: By which engine; its module is imported here.
         autocast: The type that the trainer multiplies matrices in.
+
+    Returns:
+        A ``RolloutEngine``, with whatever more its kind has.
     """
-    if isinstance(config, VLLMEngineConfig):
-        return VLLMEngine(policy, config, autocast=autocast)
-    return LocalEngine(
-        policy,
-        autocast=autocast,
-        weights=config.weights,
-        speculate=config.speculate,
-        compiled=config.compiled,
-    )
+    module, _, function = config.builds.partition(":")
+    return getattr(import_module(module), function)(policy, config, autocast=autocast)
 
 
 def innermost(engine: RolloutEngine) -> RolloutEngine:
@@ -50,25 +45,24 @@ def is_exact(engine: RolloutEngine) -> bool:
 
 def exactly(engine: RolloutEngine) -> AbstractContextManager[None]:
     """While this lasts, an engine in this process samples with the policy's own weights, also where it has a copy of lower precision."""
-    inner = innermost(engine)
-    return inner.exactly() if isinstance(inner, LocalEngine) else nullcontext()
+    exactly = getattr(innermost(engine), "exactly", None)
+    return nullcontext() if exactly is None else exactly()
 
 
 def engine_figures(engine: RolloutEngine) -> dict[str, float]:
     """What an engine reports about the newest rollout in addition to its completions, as metrics."""
-    inner = innermost(engine)
-    return inner.figures if isinstance(inner, LocalEngine) else {}
+    return dict(getattr(innermost(engine), "figures", {}))
 
 
 def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:
     """Send the messages of an engine in another process to ``notify``."""
     inner = innermost(engine)
-    if isinstance(inner, VLLMEngine):
+    if hasattr(inner, "notify"):
         inner.notify = notify
 
 
 def close_engine(engine: RolloutEngine) -> None:
     """Stop what an engine has started outside this process; another request would restart it."""
-    inner = innermost(engine)
-    if isinstance(inner, VLLMEngine):
+    inner: Any = innermost(engine)
+    if getattr(inner, "reopens", False):
         inner.close()

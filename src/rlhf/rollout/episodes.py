@@ -80,7 +80,7 @@ class Episode:
 
     def completion(self, text: str) -> Completion:
         """The whole of it."""
-        assert self.finish_reason is not None, "an episode that goes on is no completion"
+        assert self.finish_reason is not None, "an episode that goes on is not a completion"
         return Completion(
             prompt_id=self.prompt.id,
             sample=self.first.sample,

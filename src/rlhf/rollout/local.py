@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rlhf.config.engines import PromptLookupConfig, RolloutWeights
+from rlhf.config.engines import LocalEngineConfig, PromptLookupConfig, RolloutWeights
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, ModelError, TrainingError
@@ -260,3 +260,12 @@ def _rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
     """Rows for the path check where no batch was scored before: the longest prompts, own tokens as completions."""
     longest = sorted(prompts, key=lambda prompt: -len(prompt.ids))[:3]
     return [Group(list(p.ids), [Branch(list(p.ids[:8])), Branch(list(p.ids[-8:]))]) for p in longest]
+
+
+def build_local(
+    policy: SamplablePolicy, config: LocalEngineConfig, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
+) -> LocalEngine:
+    """The engine of these settings."""
+    return LocalEngine(
+        policy, autocast=autocast, weights=config.weights, speculate=config.speculate, compiled=config.compiled
+    )

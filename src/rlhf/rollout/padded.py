@@ -17,7 +17,7 @@ class PaddedDecoder:
     """The general path: prompts padded on the left, a row for each completion, inputs prepared by the family."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model: Any = model  # what every generating model has is no part of PreTrainedModel's type
+        self.model: Any = model  # what every generating model has is not a part of PreTrainedModel's type
         self.device = next(model.parameters()).device
 
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:

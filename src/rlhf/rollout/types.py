@@ -85,6 +85,11 @@ class RolloutEngine(Protocol):
     """Anything that samples completions: in this process, in another, on another machine.
 
     ``rlhf.testing`` has the checks that every engine must pass.
+
+    An engine may have more, which ``rlhf.rollout.engines`` and the trainers look for: ``exact`` (whether its log-probabilities are the
+    trainer's up to the order of additions), ``exactly()`` (a context in which they are), ``figures`` (metrics of the newest rollout),
+    ``notify`` (called with messages of another process), ``restart()`` (of that process), and ``reopens = True`` with ``close()``: it is
+    closed when a run needs it no more, and the next request starts it again.
     """
 
     @property

@@ -17,7 +17,7 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from rlhf.config.engines import VLLMEngineConfig, engine_complaint
+from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.models.score import base_model
@@ -36,6 +36,8 @@ class VLLMEngine:
     Every sample has the seed that it has in the local engine, but vLLM makes other random numbers of it: the two engines give
     different samples of the same distribution. A completion that a stop text ends is sampled on to its limit, and cut here.
     """
+
+    reopens = True
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class VLLMEngine:
         assert newest is not None, "weights were pushed"
         return self._session.foreign() or newest.trainer
 
-    def start_anew(self) -> None:
+    def restart(self) -> None:
         """End the process; the next request starts one that begins with the newest weights instead of loading them into an old model."""
         self._session.close()
 
@@ -151,7 +153,7 @@ class VLLMEngine:
             raise TrainingError("The rollout engine is paused; call resume() before generate().")
         if num_samples < 1:
             raise ConfigError(f"num_samples is {num_samples}; wanted 1 or more.")
-        if complaint := engine_complaint(self.config, sampling):
+        if complaint := self.config.complaint(sampling):
             raise ConfigError(f"{complaint}.")
         if not prompts:
             return []
@@ -226,3 +228,10 @@ def _end_of(tokens: Sequence[int], ends: Sequence[int], stop: StopTexts) -> tupl
         if stop.reached(tokens[: place + 1]) and not (ended and place == len(tokens) - 1):
             return place + 1, "stop"
     return len(tokens), "eos" if ended else "length"
+
+
+def build_vllm(
+    policy: SamplablePolicy, config: VLLMEngineConfig, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
+) -> VLLMEngine:
+    """The engine of these settings."""
+    return VLLMEngine(policy, config, autocast=autocast)

@@ -137,7 +137,7 @@ class WorkerProcess:
         try:
             answer: dict[str, Any] = json.loads(b"".join(pieces))
         except ValueError:
-            raise WorkerLostError("answered with something that is no JSON") from None
+            raise WorkerLostError("answered with something that is not JSON") from None
         return answer
 
     def how_it_ended(self) -> str:

@@ -56,7 +56,7 @@ TABLE: Mapping[str, Published] = {
 bf16 with sparsity is twice as much on paper, and training has no sparse weights. float32 is the data sheets' FP32 outside the
 tensor cores: torch's default unless TF32 is enabled, which this library does not do.
 
-Memory is no data sheet's: a card of 80 GB says 79.1 to 79.6 GiB, by driver and form, one of 24 GB with error correction 22.0 to
+Memory is not the data sheet's: a card of 80 GB says 79.1 to 79.6 GiB, by driver and form, one of 24 GB with error correction 22.0 to
 22.5. These are the lowest that are known to us, or lower where we know few reports (B200, H200, A10, MI300X), so that a plan that
 fits does fit."""
 

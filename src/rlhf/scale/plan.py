@@ -111,7 +111,7 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
             f"{recipe.name} has no stage that trains, so there is nothing to plan; its stages are: {kinds}."
         )
     if only is not None and only not in stages:
-        raise ConfigError(f"{only!r} is no training stage of {recipe.name}; these are: {', '.join(stages)}.")
+        raise ConfigError(f"{only!r} is not a training stage of {recipe.name}; these are: {', '.join(stages)}.")
     chosen = {only: stages[only]} if only is not None else stages
     dtypes: list[DType] = [_dtype(stage) for stage in stages.values()]
     device = resolve_device(recipe.device) if gpu_name is None else None

@@ -81,14 +81,14 @@ class Sources:
             if parent is None or parent.kind not in MODEL_STAGES:
                 return
             yield match["name"], parent
-            config = parent.model
+            config = parent.start
 
     def _start_of(self, parent: Any, config: ModelConfig) -> ModelConfig:
         """The model that a stage starts from, with the settings of the stage that reads it."""
         changes: Mapping[str, Any] = {
-            "path": parent.model.path,
-            "init": parent.model.init,
-            "tokenizer": config.tokenizer or parent.model.tokenizer,
-            "trust_remote_code": config.trust_remote_code or parent.model.trust_remote_code,
+            "path": parent.start.path,
+            "init": parent.start.init,
+            "tokenizer": config.tokenizer or parent.start.tokenizer,
+            "trust_remote_code": config.trust_remote_code or parent.start.trust_remote_code,
         }
         return config.updated(**changes)

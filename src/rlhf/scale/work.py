@@ -162,7 +162,7 @@ def online_work(stage: Any, *, tokens: float, reward_models: Sequence[tuple[Whos
 def asks_policy_again(stage: Any) -> bool:
     """Whether a rollout is scored by the policy before it learns from it: not where the sampler's own log-probabilities are the
     trainer's, nor where the only step finds them on its way. See ``rlhf.training.rl_trainer.RLTrainer``."""
-    samples_itself = stage.engine.kind == "local" and getattr(stage, "environment", None) is None
+    samples_itself = stage.engine.in_this_process and getattr(stage, "environment", None) is None
     if not samples_itself or is_lowered(stage.engine) or stage.async_rollouts is not None:
         return True
     if stage.autocast == "none" and stage.model.dtype == "float32":

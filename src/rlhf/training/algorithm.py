@@ -139,7 +139,7 @@ class Algorithm(Protocol):
         ...
 
     def headline(self, metrics: Mapping[str, float]) -> str:
-        """A few words beside the progress bar."""
+        """A few words next to the progress bar."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

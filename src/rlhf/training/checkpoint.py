@@ -162,7 +162,7 @@ class CheckpointManager:
         whole: list[Checkpoint] = []
         for path in reversed(self.paths()):
             step = step_of(path)
-            assert step is not None, f"paths() gave {path}, which is no checkpoint's name"
+            assert step is not None, f"paths() gave {path}, which is not a checkpoint's name"
             try:
                 whole.append(self.load(step))
             except CheckpointError as err:
@@ -303,7 +303,7 @@ def _is_best(path: Path) -> bool:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder that is no checkpoint any more; what can't be deleted now is left to the next save."""
+    """Delete a folder that is not a checkpoint any more; what can't be deleted now is left to the next save."""
     try:
         delete(path)
     except OSError as err:

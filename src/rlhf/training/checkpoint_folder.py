@@ -119,23 +119,25 @@ class Record:
             CheckpointError: There is none, or it is not of the form that ``Snapshot.write`` gives it.
         """
         with _damage_named(path, RECORD):
-            told = json.loads((path / RECORD).read_text(encoding="utf-8"))
-            seal = _seal({k: v for k, v in told.items() if k != "record_sha256"}) if isinstance(told, dict) else ""
-        if not isinstance(told, dict):
-            raise _damaged(path, f"{RECORD} holds a {type(told).__name__}, where keys and values were written")
-        if told.get("record_sha256") != seal:
+            recorded = json.loads((path / RECORD).read_text(encoding="utf-8"))
+            seal = (
+                _seal({k: v for k, v in recorded.items() if k != "record_sha256"}) if isinstance(recorded, dict) else ""
+            )
+        if not isinstance(recorded, dict):
+            raise _damaged(path, f"{RECORD} holds a {type(recorded).__name__}, where keys and values were written")
+        if recorded.get("record_sha256") != seal:
             raise _damaged(path, f"{RECORD} is not what was written: its own sha256 is another")
         fields = {"step": int, "best": bool, "identity": dict, "bytes": dict, "sha256": dict}
         for key, kind in fields.items():
-            if type(told.get(key)) is not kind:  # isinstance would take true for a step
+            if type(recorded.get(key)) is not kind:  # isinstance would take true for a step
                 raise _damaged(path, f"{RECORD} has no {key!r} of type {kind.__name__}")
-        sizes, hashes = told["bytes"], told["sha256"]
+        sizes, hashes = recorded["bytes"], recorded["sha256"]
         if sizes.keys() != hashes.keys() or STATE not in hashes:
             raise _damaged(path, f"{RECORD} does not name {STATE} and each other file with its size and hash")
         strange = [name for name in hashes if name != STATE and _module_of(name) is None]
         if strange:
-            raise _damaged(path, f"{RECORD} names {strange[0]!r}, which is no file of a checkpoint")
-        return cls(path, told["step"], told["best"], told["identity"], sizes, hashes)
+            raise _damaged(path, f"{RECORD} names {strange[0]!r}, which is not a file of a checkpoint")
+        return cls(path, recorded["step"], recorded["best"], recorded["identity"], sizes, hashes)
 
     def verify(self) -> None:
         """Raise CheckpointError unless the folder holds exactly the files, with the bytes, that were written."""
@@ -272,5 +274,5 @@ def _unreadable(name: str, err: Exception) -> str:
     if name == RECORD:
         return f"is not JSON ({err})"
     if name == STATE:  # not in torch's words: they advise to load it without the safety
-        return f"is no file of torch, or holds more than numbers, text and tensors ({type(err).__name__})"
-    return f"is no safetensors file ({err})"
+        return f"is not a file of torch, or holds more than numbers, text and tensors ({type(err).__name__})"
+    return f"is not a safetensors file ({err})"

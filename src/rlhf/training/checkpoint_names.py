@@ -10,7 +10,7 @@ _NAME = re.compile(rf"{PREFIX}(\d{{8,}})(?:-(\d+))?")
 
 
 def step_of(path: Path) -> int | None:
-    """120 of a folder called checkpoint-00000120 or checkpoint-00000120-2; None where that is no checkpoint's name."""
+    """120 of a folder called checkpoint-00000120 or checkpoint-00000120-2; None where that is not a checkpoint's name."""
     found = step_and_number(path.name)
     return found[0] if found else None
 

@@ -95,7 +95,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
 
     @override
     def policy_losses(self, scores: TokenScores, batch: PackedBatch, metrics: Metrics) -> Tensor:
-        """[M] divergence from the teacher, in the place of what advantages teach."""
+        """[M] divergence from the teacher, instead of what advantages teach."""
         config = self.config
         losses = teacher_divergence(
             self.policy, self.teacher, batch,

@@ -107,7 +107,7 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
 
     @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
-        """Losses that compare all pairs of a step are told what the policy says of them: one more forward."""
+        """Losses that compare all pairs of a step get what the policy says of them: one more forward."""
         if not self.config.pair_formula.compares_pairs:
             return
         parts = []

@@ -1,4 +1,4 @@
-"""Asking an engine, and holding it to the weights that it was told to sample with."""
+"""Asking an engine, and checking that it samples with the weights that it was given."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask_engine(
         sampling: How they are drawn.
         seed: The run's, or one made from it.
         rollout_index: Which rollout of the run this is.
-        version: Of the weights, as the engine is told.
+        version: Of the weights, as given to the engine.
         name: What messages call the run.
         same_as: Whose weights an engine outside must show; None for an engine that samples from them by itself.
 

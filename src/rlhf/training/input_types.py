@@ -1,4 +1,4 @@
-"""What a trainer is given is what it takes, or the error says how to make it: a folder's name is no model."""
+"""What a trainer is given is what it takes, or the error says how to make it: a folder's name is not a model."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def built_from(
         inputs: The dataclass; metadata ``asked_as`` of a field is a second keyword for it.
 
     Raises:
-        TypeError: When the constructor is called with a keyword that is no field, or gives a field twice; names the trainer and the
+        TypeError: When the constructor is called with a keyword that is not a field, or gives a field twice; names the trainer and the
             field.
     """
     known = [each.name for each in fields(inputs)]  # type: ignore[arg-type]

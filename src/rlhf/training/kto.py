@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from rlhf.config.formulas import argument_values
 from rlhf.config.preference import KTOConfig
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group, PackedBatch, pack, split_by_tokens
@@ -18,12 +19,11 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.losses import (
     RunningReferencePoint,
     RunningRewardShift,
-    bco_loss,
     implicit_rewards,
-    kto_loss,
     kto_reference_point,
     mismatched_rows,
 )
+from rlhf.losses.formula import load_formula
 from rlhf.models.reference import Reference, as_it_is_now, build_reference
 from rlhf.models.score import base_model, context_length
 from rlhf.seeds import derive_seed
@@ -63,7 +63,9 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         super().prepare()
         self.measures_point = config.measures_reference_point
         self.running: RunningReferencePoint | RunningRewardShift | None = None
-        if config.loss == "bco":
+        self.shifts = config.verdict_formula.compares_with == "shift"
+        """Whether the point is one of rewards, not of log-ratios."""
+        if self.shifts:
             self.running = RunningRewardShift(config.reference_point_decay)
         elif config.reference_point == "running":
             self.running = RunningReferencePoint(config.reference_point_decay)
@@ -74,7 +76,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
             build_reference(self.policy) if self.measures_point else as_it_is_now(self.policy)
         )
         self.point = 0.0
-        """Of the step, or of the held-out rows: nats, of BCO nats times beta."""
+        """Of the step, or of the held-out rows: nats, or as a shift nats times beta."""
         self._groups: Sequence[Group] = ()
         self._step = 0
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -180,16 +182,13 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         batch = batch.to(self.policy.device)
         logprobs = completion_sums(self.policy.score(batch).logprobs, batch)
         ref, desirable = batch.columns["ref_logprobs"].to(logprobs.dtype), batch.columns["desirable"]
-        if config.loss == "bco":
-            losses = bco_loss(logprobs, ref, desirable, beta=config.beta, shift=self.point)
-        else:
-            losses = kto_loss(
-                logprobs, ref, desirable,
-                beta=config.beta, reference_point=self.point,
-                desirable_weight=config.desirable_weight, undesirable_weight=config.undesirable_weight,
-            )  # fmt: skip
+        formula = config.verdict_formula
+        arguments = {
+            "beta": config.beta, formula.compares_with: self.point, **argument_values(config, formula.arguments)
+        }  # fmt: skip
+        losses = load_formula(formula.function)(logprobs, ref, desirable, **arguments)
         rewards = implicit_rewards(logprobs.detach(), ref, beta=config.beta)
-        point = torch.full_like(rewards, self.point if config.loss == "bco" else config.beta * self.point)
+        point = torch.full_like(rewards, self.point if self.shifts else config.beta * self.point)
         above = share_above(rewards, point)
         metrics.mean(f"{of}/accuracy", torch.where(desirable, above, 1 - above))
         metrics.mean(f"{of}/desirable_reward", rewards[desirable])
@@ -220,7 +219,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
 
 
 def check_prompts_of_steps(rows: Rows, train: MapData, held_out: Sequence[Group]) -> None:
-    """Refuse at the door what would stop KTO with ``reference_point: step`` at some step.
+    """Refuse before the first step what would stop KTO with ``reference_point: step`` at some step.
 
     Args:
         rows: What the steps take.

@@ -261,8 +261,8 @@ class Loop:
         self.watch.guards.load_state_dict(guards)
         self.watch.guards.go_back(checkpoint.state["watch"]["guards"])
         self.log.go_back_to(checkpoint.step, keep=("alarm", "note"))
-        told = {"restored_to": checkpoint.step, "learning_rate_scale": scale, "restore": self.watch.guards.restores}
-        self.watch.report(alarm, rows, step=checkpoint.step, **told)
+        details = {"restored_to": checkpoint.step, "learning_rate_scale": scale, "restore": self.watch.guards.restores}
+        self.watch.report(alarm, rows, step=checkpoint.step, **details)
         self.save()  # with the new learning rate, in place of the one just read
         self.checkpoints.wait()
         self.checkpoints.discard_after(checkpoint.step)

@@ -44,7 +44,7 @@ SMALLEST_FALL = 0.005
 LARGEST_KL = 1.0
 """Nats per token of one update after which nothing more is tried."""
 KL_OF_A_STEP = 0.003
-"""Nats per token that one update of a policy may cost; set and borne out likewise."""
+"""Nats per token that one update of a policy may cost; set and confirmed in the same way."""
 
 
 def find_learning_rate(loop: Loop) -> None:

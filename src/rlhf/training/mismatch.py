@@ -19,10 +19,8 @@ from rlhf.config.engines import MismatchConfig, is_lowered
 from rlhf.config.policy import RLConfig, SamplingConfig
 from rlhf.errors import TrainingError
 from rlhf.models.policy import PolicyModel
-from rlhf.rollout.engines import innermost
-from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.engines import exactly, innermost, is_exact
 from rlhf.rollout.types import Completion, RolloutEngine
-from rlhf.rollout.vllm import VLLMEngine
 from rlhf.training.metrics import Metrics
 from rlhf.training.rollouts import Rollout
 
@@ -139,7 +137,7 @@ class Mismatch:
             )
         if (left := self._left_by_own_weights(rollout, asked)) is not None and left <= FITS * gap:
             return (
-                f"rounding: with the policy's own weights in the place of the copy that engine.weights asks for, the gap is {left:.2g}. "
+                f"rounding: with the policy's own weights instead of the copy that engine.weights asks for, the gap is {left:.2g}. "
                 "Take a copy of more bits (bfloat16), or `weights: same`; or raise the limit."
             )
         if (left := self._left_by_a_new_start(rollout, asked)) is not None and left <= FITS * gap:
@@ -195,18 +193,19 @@ class Mismatch:
 
     def _left_by_a_new_start(self, rollout: Rollout, asked: Asked) -> float | None:
         """The gap of the first prompt's completions by an engine that was started again; None for engines that can't be."""
-        inner = innermost(self.engine)
-        if not isinstance(inner, VLLMEngine) or any(map(_is_episode, rollout.completions)):
+        restart = getattr(innermost(self.engine), "restart", None)
+        if restart is None or any(map(_is_episode, rollout.completions)):
             return None
-        inner.start_anew()
+        restart()
         return self._gap_when_asked_again(rollout, asked)
 
     def _left_by_own_weights(self, rollout: Rollout, asked: Asked) -> float | None:
         """The same by the policy's own weights; None for engines that have no others."""
-        inner = innermost(self.engine)
-        if not isinstance(inner, LocalEngine) or inner.exact or any(map(_is_episode, rollout.completions)):
+        if not hasattr(innermost(self.engine), "exactly") or is_exact(self.engine):
             return None
-        with inner.exactly():
+        if any(map(_is_episode, rollout.completions)):
+            return None
+        with exactly(self.engine):
             return self._gap_when_asked_again(rollout, asked)
 
     def _gap_when_asked_again(self, rollout: Rollout, asked: Asked) -> float:

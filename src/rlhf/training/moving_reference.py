@@ -31,7 +31,7 @@ class MovingReference:
         keeps_first: Keep where it began, in the memory of the CPU, so that ``where_it_began`` can go back there.
 
     Raises:
-        ConfigError: The reference is no copy of the policy, so that it can't follow it.
+        ConfigError: The reference is not a copy of the policy, so that it can't follow it.
         ModelError: It is in half precision.
     """
 

@@ -62,7 +62,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         self.train_data = inputs.train_data
         self.eval_data = inputs.eval_data
         self.penalties: list[Penalty] = []
-        """Terms of the loss beside the rows'; to be appended to before training."""
+        """Terms of the loss in addition to the rows'; to be appended to before training."""
         self.prepare()
 
     def prepare(self) -> None:
@@ -98,7 +98,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
 
     @abstractmethod
     def headline(self, metrics: Mapping[str, float]) -> str:
-        """A few words beside the progress bar."""
+        """A few words next to the progress bar."""
 
     def pack(self, groups: Sequence[Group]) -> PackedBatch:
         """One micro-batch; trainers that need columns add them here."""

@@ -1,4 +1,4 @@
-"""One step off: the next rollout is sampled beside the training on this one, by the weights from before that training.
+"""One step off: the next rollout is sampled during the training on this one, by the weights from before that training.
 
     rollout         0                     1                     2
     learns from     R0, by weights 0      R1, by weights 0      R2, by weights 1
@@ -43,7 +43,7 @@ class Threads:
     """How many threads of the process's number each side has while both work."""
 
     all: int
-    """The trainer's while nothing is sampled beside it."""
+    """The trainer's while nothing is sampled at the same time."""
 
     @property
     def sampler(self) -> int:
@@ -60,7 +60,7 @@ class Threads:
 class _UnderWay:
     prompt_ids: list[str]
     fingerprint: str | None
-    """Of the weights that were handed over, where it is compared."""
+    """Of the weights that were passed to it, where it is compared."""
     version: int
 
 
@@ -85,7 +85,7 @@ class Ahead:
         self._under_way: _UnderWay | None = None
         self._rollout_index: int | None = None
         self.figures: dict[str, float] = {}
-        """What the sampler reported beside the newest rollout."""
+        """What the sampler reported with the newest rollout."""
 
     def has(self, rollout_index: int) -> bool:
         """Whether this rollout was begun."""
@@ -123,7 +123,7 @@ class Ahead:
         """The completions of the rollout's prompts, to be learned from; waits for them where they are still sampled.
 
         Raises:
-            TrainingError: They were sampled with other weights than those handed over, or of other prompts.
+            TrainingError: They were sampled with other weights than those passed, or of other prompts.
         """
         assert self._rollout_index == rollout_index, f"rollout {self._rollout_index} is there, not {rollout_index}"
         self._wait()
@@ -172,7 +172,7 @@ class Ahead:
         if found.fingerprint != begun.fingerprint:
             self.close()  # nothing waits any more: anyone who asks again must not wait for an answer that was given
             raise TrainingError(
-                f"{self.name}: the weights that sampled beside training are not those that were handed over at version "
+                f"{self.name}: the weights that sampled during training are not those that were passed at version "
                 f"{begun.version}: {STALE}"
             )
         self.buffer.add([RolloutGroup(*pair) for pair in zip(begun.prompt_ids, found.groups, strict=True)])

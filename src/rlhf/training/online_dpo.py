@@ -1,4 +1,4 @@
-"""Online DPO: pairs from the policy's own completions, with a reward in the place of people."""
+"""Online DPO: pairs from the policy's own completions, with a reward instead of people."""
 
 from __future__ import annotations
 

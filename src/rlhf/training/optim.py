@@ -293,7 +293,7 @@ class Optimizer:
 
 
 class WeightAverage:
-    """Exponential moving average of trained parameters, kept beside them in float32 or wider.
+    """Exponential moving average of trained parameters, kept next to them in float32 or wider.
 
         average <- decay * average + (1 - decay) * weight,   decay = min(config, (1 + t) / (10 + t))
 

@@ -91,7 +91,7 @@ class PairsTrainer(OfflinePolicyTrainer[ConfigT]):
 
 
 def check_pair(group: Group) -> None:
-    """Refuse what is no pair: with another number of branches, completions of different prompts would be compared.
+    """Refuse what is not a pair: with another number of branches, completions of different prompts would be compared.
 
     Raises:
         DataError: The group has not two branches.

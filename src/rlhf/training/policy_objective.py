@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from rlhf.losses import (
     ratio_statistics,
     sequence_log_ratios,
 )
-from rlhf.losses.formula import load_formula
+from rlhf.losses.formula import asked_of, load_formula
 from rlhf.models.divergence import exact_kl_per_token
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
@@ -46,7 +45,7 @@ def policy_losses(
         batch: With the token columns ``advantages``, ``old_logprobs`` where a rollout is more than one step (see ``old_or_own``),
             and ``importance_weights`` where sampler and trainer differ.
         formula: The loss, such as ``rlhf.config.policy_losses.POLICY_LOSSES["clip"]``.
-        arguments: Its bounds: the formula's keywords beside the tensors.
+        arguments: Its bounds: the formula's keywords in addition to the tensors.
 
     Returns:
         [M].
@@ -58,9 +57,8 @@ def policy_losses(
         "advantages": batch.token_columns["advantages"],
         "score_seq": batch.score_seq,
     }
-    asked = {name: tensor for name, tensor in tensors.items() if name in inspect.signature(function).parameters}
     how = {} if formula.sequence_ratio is None else {"how": formula.sequence_ratio}
-    losses = function(**asked, **arguments, **how)
+    losses = function(**asked_of(function, tensors), **arguments, **how)
     weights = batch.token_columns.get("importance_weights")
     return losses if weights is None else weights * losses
 

@@ -296,7 +296,7 @@ def profile_table(found: Mapping[str, Any]) -> list[str]:
         f"{'all':<16}{found['cpu_seconds']:>12.2f}{found['wall_seconds']:>9.2f}{percentage(1):>8}{found['steps']:>8} steps"
     )
     if "sampler wait" in found["activities"]:
-        lines.append("(sampled beside this process, by one whose processor seconds are in no line)")
+        lines.append("(sampled in another process, whose processor seconds are in no line)")
     if found["traced"]["wall_seconds"]:
         lines.append(f"({found['traced']['cpu_seconds']:.2f} s more were traced, and are in no activity)")
     return lines

@@ -89,7 +89,7 @@ class ReferenceScores:
         device: torch.device,
         log: TrainingLogger | None = None,
     ) -> None:
-        """Have the rows scored that were not yet; ``log`` is told where a file stood in for the reference, or could not."""
+        """Have the rows scored that were not yet; ``log`` gets a note where a file stood in for the reference, or could not."""
         missing = [rows for rows in self._sets.values() if rows.ref_logprobs is None]
         if not missing:
             return
@@ -150,7 +150,7 @@ def reference_logprobs(
         digests: ``group_digest`` of all rows, in that order.
         config: Type of the products, tokens in a batch, and where files lie.
         device: The model's.
-        log: Is told where a file stood in for the reference, or could not.
+        log: Gets a note where a file stood in for the reference, or could not.
     """
     settle_path(reference, runs[-1][-ROWS_FOR_PATH:])
     folder = cache_folder(config.cache_reference)

@@ -1,4 +1,4 @@
-"""What reward modeling reads beside tokens: the columns of judged rows, checked, as numbers for each completion.
+"""What reward modeling reads in addition to tokens: the columns of judged rows, checked, as numbers for each completion.
 
 Every loss has its rows: pairs (with strength, label probability or margin), pairs and ties, rankings, ratings, verdicts.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.config.reward_model import ROWS_OF_LOSS, RewardModelConfig
+from rlhf.config.reward_model import RewardModelConfig
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Strength
 from rlhf.data.pack import Group
 from rlhf.errors import DataError
@@ -48,7 +48,7 @@ def check_row(group: Group, config: RewardModelConfig) -> None:
     Raises:
         DataError: Naming the row and what it lacks.
     """
-    wanted = ROWS_OF_LOSS[config.loss]
+    wanted = config.judgment_formula.rows
     count = len(group.branches)
     fits = {"ranking": count >= 2, "rating": count == 1, "kto": count == 1}.get(wanted, count == 2)
     if not fits:
@@ -68,7 +68,7 @@ def _needs(config: RewardModelConfig) -> dict[str, Callable[[Group, RewardModelC
         readers["margin"] = _margin
     if config.use_label_probability:
         readers["label_probability"] = _label_probability
-    match ROWS_OF_LOSS[config.loss]:
+    match config.judgment_formula.rows:
         case "comparison":
             readers["grade"] = _grade
         case "ranking":
@@ -82,8 +82,8 @@ def _needs(config: RewardModelConfig) -> dict[str, Callable[[Group, RewardModelC
 
 def _margin(group: Group, config: RewardModelConfig) -> list[float]:
     margin = _number(group, "margin", "margin: column")
-    if config.loss == "hinge" and margin <= 0:
-        raise _bad(group, f"the loss hinge needs margins above 0; got {margin!r}")
+    if config.judgment_formula.default_margin is not None and margin <= 0:
+        raise _bad(group, f"the loss {config.loss} needs margins above 0; got {margin!r}")
     return [margin] * len(group.branches)
 
 
@@ -101,16 +101,16 @@ def _label_probability(group: Group, _config: RewardModelConfig) -> list[float]:
 
 
 def _grade(group: Group, config: RewardModelConfig) -> list[int]:
-    """0 for a tie; else 1, or with the loss ``graded`` that of the row's strength."""
+    """0 for a tie; else 1, or of a loss that needs it that of the row's strength."""
     if group.columns.get("tied"):
         return [0, 0]
-    if config.loss != "graded":
+    if not config.judgment_formula.needs_strength:
         return [1, 1]
     strength = group.columns.get("strength")
     if not isinstance(strength, str) or strength not in GRADES:
         raise _bad(
             group,
-            f"the loss graded needs {' or '.join(GRADES)} in the column `strength` of a preference; got {strength!r}",
+            f"the loss {config.loss} needs {' or '.join(GRADES)} in the column `strength` of a preference; got {strength!r}",
         )
     return [GRADES[strength]] * 2
 
@@ -119,21 +119,21 @@ def _ranks(group: Group, config: RewardModelConfig) -> list[float]:
     """Ranks; those behind the first ``top_ranks`` places are one."""
     ranks: Any = group.columns.get("ranks")
     if not isinstance(ranks, list) or len(ranks) != len(group.branches) or not all(map(_is_number, ranks)):
-        raise _bad(group, f"the loss plackett_luce needs a rank for each completion; got {ranks!r}")
+        raise _bad(group, f"the loss {config.loss} needs a rank for each completion; got {ranks!r}")
     if config.top_ranks is None:
         return [float(rank) for rank in ranks]
     places = [sum(other < rank for other in ranks) for rank in ranks]
     return [float(rank) if place < config.top_ranks else math.inf for rank, place in zip(ranks, places, strict=True)]
 
 
-def _rating(group: Group, _config: RewardModelConfig) -> list[float]:
-    return [_number(group, "rating", "the loss rating")]
+def _rating(group: Group, config: RewardModelConfig) -> list[float]:
+    return [_number(group, "rating", f"the loss {config.loss}")]
 
 
-def _label(group: Group, _config: RewardModelConfig) -> list[float]:
+def _label(group: Group, config: RewardModelConfig) -> list[float]:
     label = group.columns.get("label")
     if not isinstance(label, bool):
-        raise _bad(group, f"the loss binary needs true or false in the column `label`; got {label!r}")
+        raise _bad(group, f"the loss {config.loss} needs true or false in the column `label`; got {label!r}")
     return [float(label)]
 
 

@@ -9,25 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlhf.config.reward_model import ROWS_OF_LOSS, RewardModelConfig
+from rlhf.config.reward_model import RewardModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack
-from rlhf.losses import (
-    binary_loss,
-    bradley_terry_loss,
-    centering_penalty,
-    davidson_logprobs,
-    davidson_loss,
-    graded_loss,
-    hinge_margin_loss,
-    label_noise,
-    loss_under_label_noise,
-    plackett_luce_loss,
-    ranked_pairs,
-    rao_kupper_logprobs,
-    rao_kupper_loss,
-    rating_loss,
-)
-from rlhf.models.learned import Kind, LearnedScalars
+from rlhf.losses import centering_penalty, label_noise, loss_under_label_noise, ranked_pairs
+from rlhf.losses.formula import asked_of, load_formula
+from rlhf.models.learned import LearnedScalars
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.loop import TrainResult
@@ -39,15 +25,6 @@ from rlhf.training.row_order import MapData
 
 ROWS_TO_NORMALIZE = 2000
 """Training rows whose scores set the scale of the finished model."""
-MIDDLE_RATING = 3.0
-LEARNED: Mapping[str, tuple[Kind, list[float]]] = {
-    "graded": ("margins", [0.5, 1.5]),
-    "rao_kupper": ("threshold", [0.5]),
-    "davidson": ("tie_weight", [1.0]),
-    "rating": ("offset", [MIDDLE_RATING]),
-    "binary": ("offset", [0.0]),
-}
-"""What a loss learns beside the scores, and where it begins."""
 
 
 class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
@@ -57,7 +34,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
     weight means the same with every reward model. Without that, scores learned from ratings keep the raters' scale.
 
     Called with the fields of ``OfflineInputs``: a ``RewardModel``, and what ``config.loss`` learns from, see
-    ``rlhf.config.reward_model.ROWS_OF_LOSS``: a ``PreferenceDataset``, ``ComparisonDataset``, ``RankingDataset``, ``RatingDataset``,
+    ``rlhf.config.offline_losses.REWARD_LOSSES``: a ``PreferenceDataset``, ``ComparisonDataset``, ``RankingDataset``, ``RatingDataset``,
     ``KTODataset``, or its streaming form.
 
     Raises:
@@ -70,7 +47,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
 
     @override
     def prepare(self) -> None:
-        """The rows are checked, and the model gets what its loss learns beside the scores."""
+        """The rows are checked, and the model gets what its loss learns in addition to the scores."""
         config = self.config
         for data in (self.train_data, self.eval_data):
             if isinstance(data, MapData):
@@ -78,11 +55,10 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
                     check_row(data[place], config)
         super().prepare()
         model = self.model
-        if config.loss in LEARNED:
-            kind, start = LEARNED[config.loss]
-            if model.learned is None or model.learned.kind != kind:
-                dtype = torch.promote_types(model.mean.dtype, torch.float32)
-                model.learned = LearnedScalars(kind, start, num_scores=model.num_scores).to(model.device, dtype)
+        kind, start = config.judgment_formula.learns, config.judgment_formula.start
+        if kind is not None and (model.learned is None or model.learned.kind != kind):
+            dtype = torch.promote_types(model.mean.dtype, torch.float32)
+            model.learned = LearnedScalars(kind, list(start), num_scores=model.num_scores).to(model.device, dtype)
 
     @override
     def train(self) -> TrainResult:
@@ -98,12 +74,12 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
 
     @override
     def modules(self) -> Sequence[TrainedModule]:
-        """The members, each with its own gradient norm, and beside each what its loss learns."""
+        """The members, each with its own gradient norm, each followed by what its loss learns."""
         members = list(self.model.members)
         names = ["reward"] if len(members) == 1 else [f"member-{number}" for number in range(len(members))]
         rate = self.config.learning_rate
         found = [TrainedModule(name, member, rate) for name, member in zip(names, members, strict=True)]
-        if self.config.loss in LEARNED:
+        if self.config.judgment_formula.learns is not None:
             assert self.model.learned is not None
             heads = self.model.num_scores // len(members)
             for number, name in enumerate(names):
@@ -147,21 +123,22 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
 
     def _losses(self, scores: Tensor, batch: PackedBatch, *, training: bool) -> Tensor:
         """[K * G] one for each score and row; outside training without smoothing and given margins of Bradley-Terry."""
-        config, columns = self.config, batch.columns
+        columns, formula = batch.columns, self.config.judgment_formula
         smoothing = self._label_smoothing(batch) if training else 0.0
-        match ROWS_OF_LOSS[config.loss]:
+        function = load_formula(formula.function)
+        match formula.rows:
             case "preference":
                 return self._pair_losses(scores, batch, smoothing, training=training)
             case "ranking":
                 ranks = columns["rank"].to(scores.dtype)
-                return torch.cat([plackett_luce_loss(s, ranks, batch.group, batch.num_groups) for s in scores])
+                return torch.cat([function(s, ranks, batch.group, batch.num_groups) for s in scores])
             case "rating":
                 ratings = columns["rating"].to(scores.dtype)
-                return torch.cat([rating_loss(s + self._learned(k), ratings) for k, s in enumerate(scores)])
+                return torch.cat([function(s + self._learned(k), ratings) for k, s in enumerate(scores)])
             case "kto":
                 labels = columns["label"].to(scores.dtype)
                 return torch.cat(
-                    [binary_loss(s + self._learned(k), labels, label_smoothing=smoothing) for k, s in enumerate(scores)]
+                    [function(s + self._learned(k), labels, label_smoothing=smoothing) for k, s in enumerate(scores)]
                 )
         return torch.cat(
             [
@@ -175,37 +152,34 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
         if not self.config.use_label_probability:
             return self.config.label_smoothing
         probability = batch.columns["label_probability"]
-        if ROWS_OF_LOSS[self.config.loss] == "preference":
+        if self.config.judgment_formula.rows == "preference":
             probability = probability[0::2]
         return label_noise(probability, label_smoothing=self.config.label_smoothing)
 
     def _pair_losses(self, scores: Tensor, batch: PackedBatch, smoothing: float | Tensor, *, training: bool) -> Tensor:
         """[K * P] of pairs that have a winner."""
         chosen, rejected = (side.flatten() for side in _sides(scores))
-        asked = self.config.margin
-        margin = batch.columns["margin"][0::2].repeat(len(scores)) if asked == "column" else asked
+        config, formula = self.config, self.config.judgment_formula
+        asked: Any = formula.default_margin if config.margin is None else config.margin
+        given: dict[str, Any] = {"label_smoothing": smoothing}
         if isinstance(smoothing, Tensor):
-            smoothing = smoothing.repeat(len(scores))
-        if self.config.loss == "hinge":
-            lead: Any = 1.0 if margin is None else margin
-            return hinge_margin_loss(chosen, rejected, margin=lead, label_smoothing=smoothing)
-        if not training:
-            return bradley_terry_loss(chosen, rejected)
-        if isinstance(margin, float):
-            margin = torch.full_like(chosen, margin)
-        assert margin is None or isinstance(margin, Tensor)
-        return bradley_terry_loss(chosen, rejected, margin=margin, label_smoothing=smoothing)
+            given["label_smoothing"] = smoothing.repeat(len(scores))
+        if asked is not None and (training or formula.keeps_margin):
+            column = batch.columns["margin"][0::2].repeat(len(scores)) if asked == "column" else None
+            given["margin"] = torch.full_like(chosen, asked) if column is None else column
+        return load_formula(formula.function)(chosen, rejected, **given)
 
     def _comparison_loss(self, score: int, batch: PackedBatch) -> Callable[[Tensor, Tensor], Tensor]:
         """[P] of the two sides of one of the scores: pairs, some of them tied."""
         grades = batch.columns["grade"][0::2]
-        learned = self._learned(score)
-        match self.config.loss:
-            case "rao_kupper":
-                return lambda chosen, rejected: rao_kupper_loss(chosen, rejected, grades == 0, threshold=learned)
-            case "davidson":
-                return lambda chosen, rejected: davidson_loss(chosen, rejected, grades == 0, tie_weight=learned)
-        return lambda chosen, rejected: graded_loss(chosen, rejected, grades, margins=learned)
+        function = load_formula(self.config.judgment_formula.function)
+        given = {**asked_of(function, {"grades": grades, "tied": grades == 0}), **self._learned_arguments(score)}
+        return lambda chosen, rejected: function(chosen, rejected, **given)
+
+    def _learned_arguments(self, score: int) -> dict[str, Tensor]:
+        """What the loss learns in addition to the scores, by the keyword that it has there."""
+        learns = self.config.judgment_formula.learns
+        return {} if learns is None else {learns: self._learned(score)}
 
     def _learned(self, score: int) -> Tensor:
         assert self.model.learned is not None
@@ -215,7 +189,7 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
     def _watch(self, scores: Tensor, batch: PackedBatch, metrics: Metrics, prefix: str) -> None:
         """What people look at: how often the mean of the members agrees with what was said."""
         mean = scores.mean(0)
-        match ROWS_OF_LOSS[self.config.loss]:
+        match self.config.judgment_formula.rows:
             case "ranking":
                 better, worse = ranked_pairs(batch.columns["rank"], batch.group)
                 metrics.mean(f"{prefix}/accuracy", share_above(mean[better], mean[worse]))
@@ -238,18 +212,15 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
         )
         metrics.mean(f"{prefix}/accuracy", share_above(chosen.mean(0), rejected.mean(0))[won])
         metrics.mean(f"{prefix}/margin", (chosen - rejected)[:, won])
-        if self.config.loss in ("rao_kupper", "davidson"):
+        if self.config.judgment_formula.outcome_logprobs:
             metrics.mean(f"{prefix}/outcome_accuracy", self._outcome_is_likeliest(chosen, rejected, won))
 
     def _outcome_is_likeliest(self, chosen: Tensor, rejected: Tensor, won: Tensor) -> Tensor:
         """[P] whether, of win, tie and loss, the members' mean gives what was said the highest probability."""
         probabilities = torch.zeros(len(won), 3, dtype=chosen.dtype, device=chosen.device)
+        function = load_formula(self.config.judgment_formula.outcome_logprobs)
         for k in range(len(chosen)):
-            if self.config.loss == "rao_kupper":
-                logprobs = rao_kupper_logprobs(chosen[k], rejected[k], threshold=self._learned(k))
-            else:
-                logprobs = davidson_logprobs(chosen[k], rejected[k], tie_weight=self._learned(k))
-            probabilities += logprobs.exp()
+            probabilities += function(chosen[k], rejected[k], **self._learned_arguments(k)).exp()
         return (probabilities.argmax(1) == (~won).long()).double()
 
     @torch.no_grad()

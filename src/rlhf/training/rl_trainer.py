@@ -90,7 +90,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.eval_prompts = inputs.eval_prompts[: config.evaluation.limit]
         self.log = inputs.log or TrainingLogger()
         self.penalties: list[Penalty] = []
-        """Terms of the loss beside the completions'; to be appended to before training."""
+        """Terms of the loss in addition to the completions'; to be appended to before training."""
         self.controller = build_kl_controller(config.kl)
         self.moving_reference = MovingReference.of(
             config.moving_reference, inputs.reference, inputs.policy, keeps_first=bool(inputs.eval_prompts)

@@ -31,7 +31,7 @@ class RolloutCollector:
         self.config = inputs.config
         self.name = name
         self.log = log
-        self.own_engine = inputs.engine is None and self.config.engine.kind == "local"
+        self.own_engine = inputs.engine is None and self.config.engine.in_this_process
         """Whether completions come from the module that is trained."""
         self.engine = inputs.engine or build_engine(self.policy, self.config.engine, autocast=self.config.autocast)
         self.ahead = build_ahead(self.policy, self.config, own_engine=self.own_engine, name=name)
@@ -45,7 +45,7 @@ class RolloutCollector:
         return engine_figures(self.engine) if self.ahead is None else self.ahead.figures
 
     def first_round(self, prompts: Sequence[Prompt], rollout_index: int) -> Rollout:
-        """Completions of the prompts that a rollout begins with: sampled now, or beside the training on the rollout before where
+        """Completions of the prompts that a rollout begins with: sampled now, or during the training on the rollout before where
         ``async_rollouts`` says so."""
         if self.ahead is not None:
             return self.ahead.take(prompts, rollout_index=rollout_index)

@@ -212,12 +212,12 @@ def rollout_rows(
 ) -> Iterator[dict[str, Any]]:
     """One entry of ``rollouts.jsonl`` for each completion: scores [S] where somebody judged, and KL to the reference [S] in nats where
     it was asked. Texts are for people; the ids are what was sampled, bytes that are no UTF-8 included."""
-    told: list[dict[str, float]] = [{} for _ in rollout.completions]
+    entries: list[dict[str, float]] = [{} for _ in rollout.completions]
     for name, values in (("score", scores), ("kl", ref_kl)):
         if values is not None:
-            for entry, value in zip(told, values.tolist(), strict=True):
+            for entry, value in zip(entries, values.tolist(), strict=True):
                 entry[name] = round(value, 5)
-    for prompt, completion, numbers in zip(rollout.prompts, rollout.completions, told, strict=True):
+    for prompt, completion, numbers in zip(rollout.prompts, rollout.completions, entries, strict=True):
         yield {
             "step": step,
             "prompt": prompt.text,
@@ -256,5 +256,5 @@ def _measure_episodes(name: str, completions: Sequence[Completion], metrics: Met
     metrics.mean(f"{name}/turns_mean", torch.tensor([completion.turns for completion in completions]))
     metrics.mean(f"{name}/done_frac", torch.tensor([c.finish_reason == "done" for c in completions]))
     for number in sorted({key for completion in completions for key in completion.environment_info}):
-        told = [completion.environment_info.get(number, 0.0) for completion in completions]
-        metrics.mean(f"{name}/environment/{number}", torch.tensor(told))
+        values = [completion.environment_info.get(number, 0.0) for completion in completions]
+        metrics.mean(f"{name}/environment/{number}", torch.tensor(values))

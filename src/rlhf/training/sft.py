@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 from typing_extensions import override
 
+from rlhf.config.formulas import argument_values
 from rlhf.config.sft import SFTConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.losses import dft_loss, label_smoothed_loss, nll_loss, token_mean
+from rlhf.losses import nll_loss, token_mean
+from rlhf.losses.formula import asked_of, load_formula
 from rlhf.training.algorithm import Totals
 from rlhf.training.metrics import Metrics, describe
 from rlhf.training.neftune import noisy_embeddings, with_noise_seeds
@@ -30,7 +32,7 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
 
     @override
     def steps(self, phase: int, experience: RowsOfStep) -> Iterator[list[PackedBatch]]:
-        """One step, in micro-batches; each row knows the seed of its noise, whatever lies beside it."""
+        """One step, in micro-batches; each row knows the seed of its noise, whatever else is in the batch."""
         for batches in super().steps(phase, experience):
             noisy = self.config.neftune_alpha is not None
             yield [with_noise_seeds(batch, self.config.seed, phase) for batch in batches] if noisy else batches
@@ -41,14 +43,13 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
         config, batch = self.config, batch.to(self.policy.device)
         with noisy_embeddings(self.policy, batch, alpha=config.neftune_alpha or 0.0):
             scores = self.policy.score(batch, with_mean=config.label_smoothing > 0)
-        losses = nll = nll_loss(scores.logprobs)
-        if config.loss == "dft":
-            losses = dft_loss(scores.logprobs)
-        elif scores.mean_logprobs is not None:
-            losses = label_smoothed_loss(scores.logprobs, scores.mean_logprobs, label_smoothing=config.label_smoothing)
+        formula = config.token_formula
+        function = load_formula(formula.function)
+        tensors = {"logprobs": scores.logprobs, "mean_logprobs": scores.mean_logprobs}
+        losses = function(**asked_of(function, tensors), **argument_values(config, formula.arguments))
         metrics.mean("loss/train", losses)
-        if losses is not nll:
-            metrics.mean("loss/nll", nll)
+        if function is not nll_loss:
+            metrics.mean("loss/nll", nll_loss(scores.logprobs))
         return token_mean(losses, num_tokens=totals.num_tokens)
 
     @override

@@ -94,6 +94,7 @@ def test_the_models_have_the_size_they_are_named_for():
     assert GPU_MODELS["1.5B"].parameters == pytest.approx(1_543_714_304, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiny", [False, True])
 def test_sequences_fit_into_the_model_and_the_longest_come_near_4096(tiny: bool):
     for case in gpu_cases(device="cuda", tiny=tiny):
@@ -238,6 +239,7 @@ class Cuda:
         return self.reserved
 
 
+@pytest.mark.slow
 def test_on_a_gpu_a_step_ends_when_the_queue_is_empty_and_its_memory_is_that_of_torch(monkeypatch: pytest.MonkeyPatch):
     cuda, sent = Cuda(), []
     monkeypatch.setattr(torch, "cuda", cuda)

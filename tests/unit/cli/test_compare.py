@@ -125,7 +125,7 @@ def test_several_evaluations_in_one_store_are_told_apart_by_name(call, tmp_path)
         ({"value": {"preference": "c"}}, r"back\.jsonl:1.*preference = 'c'"),
         ({"value": {"preference": "a"}, "seconds": "four"}, r"back\.jsonl:1.*seconds is .*wanted a number"),
         ({"value": {"preference": "a"}, "comment": 4}, r"back\.jsonl:1.*comment is .*wanted a text"),
-        ({"value": {"preference": "a"}, "label_probability": 4}, "label_probability is 4; it lies between 0 and 1"),
+        ({"value": {"preference": "a"}, "label_probability": 4}, "label_probability is 4; it must be between 0 and 1"),
         ({"value": {"preference": "a"}, "confidence": 0.5}, r"back\.jsonl:1.*`confidence` is now `label_probability`"),
     ],
 )

@@ -415,7 +415,7 @@ def test_points_no_better_than_a_coin_are_told_and_alone_refused(call):
     with pytest.raises(ConfigError, match=r"accuracies .*learning_rate.*steps"):
         call("sample-size", *coins, "--accuracy", 0.9, "--reward-accuracy", 0.8)
     words = call("sample-size", *points_of("250:0.507", "500:0.52", "1000:0.66"), "--accuracy", 0.9)
-    assert "! After 250, 500 pairs the model is not told apart from a coin" in words
+    assert "! After 250, 500 pairs the model does not differ from a coin" in words
     assert "told apart from a coin" not in call("sample-size", *points_of("250:0.6", "500:0.65"), "--accuracy", 0.9)
 
 

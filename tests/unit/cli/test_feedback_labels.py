@@ -48,7 +48,9 @@ def test_labels_come_in_are_reported_and_leave_with_the_probability_of_each_clas
     assert "nominal" in told
     assert "Dawid-Skene's probabilities" in told
     found = json.loads(call("report", "--json"))
-    assert all(one["drift"]["value"] is None for one in found["annotators"]), "the order of a file is no order in time"
+    assert all(one["drift"]["value"] is None for one in found["annotators"]), (
+        "the order of a file is not an order in time"
+    )
     (learned,) = found["dawid_skene"]
     assert learned["scale"] == [*SCALE, "mixed"]
     right = {one["annotator"]: one["right"] for one in learned["annotators"]}

@@ -227,6 +227,6 @@ def test_the_tasks_that_are_asked_are_told_by_their_batch(call, store, capsys):
         _say_how_far(opened, store)
         said = capsys.readouterr().out
         assert "annotations.db: 3 tasks, 0 of 3 judgments made." in said, "progress is of what is asked"
-        assert "Asked is the batch 'human-eval' alone; 4 tasks beside it wait" in said
+        assert "Only the batch 'human-eval' is asked; 4 tasks outside it wait" in said
         with pytest.raises(ConfigError, match=r"'human-evil'.*'human-eval'"):
             check_batch(opened, "human-evil")

@@ -53,7 +53,7 @@ def test_machines_get_json(call, recipe):
     ("words", "code", "message"),
     [
         (["--gpu", "h10"], 2, "No GPU is called 'h10'. Did you mean"),
-        (["--stage", "ppo"], 2, "'ppo' is no training stage of mine; these are: sft."),
+        (["--stage", "ppo"], 2, "'ppo' is not a training stage of mine; these are: sft."),
         (["stages.sft.model=./absent"], 4, "There is no model folder ./absent."),
         (["stages.sft={kind: world}"], 2, "mine has no stage that trains, so there is nothing to plan"),
     ],
@@ -75,7 +75,7 @@ def test_a_plan_without_the_assets_says_so_before_it_measures_anything(call, tmp
     )
     code, out, err = call("plan", path)
     assert (code, out) == (3, "")
-    assert "RLHF_ASSETS is assets, which is no folder: stages.sft.data, stages.sft.model need files below it." in err
+    assert "RLHF_ASSETS is assets, which is not a folder: stages.sft.data, stages.sft.model need files below it." in err
     assert "export RLHF_ASSETS=" in err
 
 

@@ -43,8 +43,8 @@ def test_true_and_false_are_no_numbers(key, given):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", r"run\.yaml line 3, column 1 is not valid YAML: the key 'a' stands twice"),
-        ("a:\n  b: 1\n  b: 2\n", r"line 3, column 3 .* 'b' stands twice"),
+        ("a: 1\nb: 2\na: 3\n", r"run\.yaml line 3, column 1 is not valid YAML: the key 'a' appears twice"),
+        ("a:\n  b: 1\n  b: 2\n", r"line 3, column 3 .* 'b' appears twice"),
         ("a:\n\tb: 1\n", r"line 2, column 1 .*YAML wants spaces, not tabs"),
         ("a: [1, 2\n", r"run\.yaml line 2, column 1 is not valid YAML"),
         ("a: b: c\n", r"line 1, column 5 is not valid YAML: mapping values are not allowed here"),
@@ -155,7 +155,7 @@ def test_the_short_form_of_a_section_is_read_as_the_long_one_that_overrides_make
         ("list.x=3", "'x' is not a place in a list of 2; count from 0"),
         ("list.2=3", "'2' is not a place in a list of 2"),
         ("a=[1", r"The value of override 'a=\[1' line 1, column 3 is not valid YAML"),
-        ("a={b: 1, b: 2}", "the key 'b' stands twice"),
+        ("a={b: 1, b: 2}", "the key 'b' appears twice"),
     ],
 )
 def test_an_override_that_fits_nowhere_is_refused(override, message):

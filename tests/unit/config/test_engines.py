@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.config.engines import LocalEngineConfig, VLLMEngineConfig
+from rlhf.config.engines import ENGINE_KINDS, LocalEngineConfig, VLLMEngineConfig, engines_of
 from rlhf.config.grpo_settings import GRPOConfig
+from rlhf.config.methods.grpo import GRPOStage
+from rlhf.config.recipe import RecipeConfig
 from rlhf.config.training import FREE_TO_CHANGE
 from rlhf.errors import ConfigError
+from rlhf.pipeline.code_hash import code_of_stage
+from rlhf.pipeline.validate.own_code import check_own_code, name_problem
+from rlhf.pipeline.validate.problems import Review
 
 
 def test_a_word_stands_for_an_engine_with_defaults():
@@ -30,9 +35,9 @@ def test_settings_without_a_kind_are_those_of_the_local_engine(settings):
     [
         (
             {"python": "/opt/vllm/bin/python", "weights": "int8"},
-            r"engine: python is a setting of vLLM's alone, and no kind is named; add `kind: vllm`, or leave it out",
+            r"engine: python is a setting of `vllm`, and no kind is named; add `kind: vllm`, or leave it out",
         ),
-        ({"max_model_len": 512}, r"engine: max_model_len is a setting of vLLM's alone"),
+        ({"max_model_len": 512}, r"engine: max_model_len is a setting of `vllm`"),
         ({"weigths": "int8"}, r"engine\.weigths: there is no such key\. Did you mean 'weights'\?"),
         ({"weights": "int7"}, r"engine\.weights: .*'int7'"),
     ],
@@ -74,3 +79,28 @@ def test_where_vllm_lives_decides_nothing_and_what_it_computes_in_does():
     assert identity(options={"quantization": "fp8"}) != before
     assert GRPOConfig().model_dump(mode="json", exclude=FREE_TO_CHANGE) != before
     assert "save_every" not in before
+
+
+def test_every_engine_is_declared_whole_and_only_the_chosen_one_is_in_a_stages_code():
+    for kind in ENGINE_KINDS:
+        assert name_problem(kind.builds.removeprefix("rlhf.")) is None
+        assert kind.free_to_change <= kind.model_fields.keys()
+        assert "mismatch" in kind.model_fields
+    stage = {"kind": "grpo", "model": "m", "prompts": "p.jsonl", "reward": "rules"}
+    local, vllm = (GRPOStage.of({**stage, "engine": engine}) for engine in ("local", "vllm"))
+    assert list(engines_of(local)) == ["engine"]
+    assert "rollout/vllm.py" in code_of_stage("grpo", vllm)
+    assert "rollout/vllm.py" not in code_of_stage("grpo", local)
+    assert "rollout/local.py" in code_of_stage("grpo", local)
+
+
+def test_an_engine_whose_builder_is_missing_is_told_with_its_key(monkeypatch):
+    monkeypatch.setattr(LocalEngineConfig, "builds", "rlhf.rollout.local:build_locl")
+    review = Review(
+        RecipeConfig.of(
+            {"name": "r", "stages": {"rl": {"kind": "grpo", "model": "m", "prompts": "p.jsonl", "reward": "rules"}}}
+        )
+    )
+    check_own_code(review)
+    (problem,) = review.problems
+    assert (problem.stage, problem.key, problem.level) == ("rl", "engine", "error")

@@ -127,7 +127,7 @@ def test_settings_that_were_written_out_can_be_read_again(name):
         ("SAPOConfig", {"clip_high": 0.3}, "clip_high does nothing where policy_loss is 'sapo'"),
         ("RLOOConfig", {"clip_low": 0.1}, "clip_low does nothing where policy_loss is 'reinforce'"),
         ("CISPOConfig", {"dual_clip": 9.0}, "dual_clip does nothing where policy_loss is 'cispo'"),
-        ("GRPOConfig", {"dual_clip": 1.1}, "dual_clip (1.1) must lie above 1 + clip_high (1.2)"),
+        ("GRPOConfig", {"dual_clip": 1.1}, "dual_clip (1.1) must be above 1 + clip_high (1.2)"),
         ("GRPOConfig", {"gate_temperatures": [2.0, 2.0]}, "It belongs to `sapo`"),
         ("PPOConfig", {"policy_loss": "sequence"}, "the critic gives each token its own; use `sequence_token`"),
         ("GRPOConfig", {"overlong": {"buffer_tokens": 65}}, "overlong.buffer_tokens (65) must be at most"),

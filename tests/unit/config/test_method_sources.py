@@ -45,7 +45,7 @@ def test_another_default_has_lost_its_source():
     dpo, beta = METHODS["dpo"], describe_setting(DPOStage, "beta")
     assert source_of(dpo, beta) == "DPO, appendix B, arXiv:2305.18290"
     assert source_of(dpo, replace(beta, default="0.3")) == ""
-    assert source_of(dpo, replace(beta, default=REQUIRED)) == "yours to give"
+    assert source_of(dpo, replace(beta, default=REQUIRED)) == "no default"
 
 
 def test_arxiv_numbers_of_sources_have_the_right_form():

@@ -121,7 +121,7 @@ def test_a_kind_declares_what_others_ask_of_it():
     assert {name for name, kind in BY_KIND.items() if kind.evaluates} == {"evaluate", "pass_at_k"}
     assert {name for name, kind in BY_KIND.items() if "sampling" in kind.model_fields} == {
         name for name, kind in BY_KIND.items() if kind.samples
-    }
+    } - {"capabilities"}, "whose suites each have their own"
     model = {"model": {"path": "m", "lora": {"rank": 2}}}
     kto = {"kind": "kto", "data": "d", **model}
     assert BY_KIND["kto"].of(kto).measures_reference_point

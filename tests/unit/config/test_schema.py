@@ -9,14 +9,15 @@ from pydantic import Field
 from rlhf.config.base import BaseConfig
 from rlhf.config.descriptions import described_fields
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.schema import describe_settings, settings_class, stage_classes
+from rlhf.config.rewards import REWARD_KINDS
+from rlhf.config.schema import class_to_describe, describe_settings, settings_class, stage_classes
 from rlhf.errors import UnknownNameError
 
 
 def test_every_kind_of_stage_has_a_class():
     kinds = (
         "world reasoning calculator preferences step_labels sft reward prm dpo simpo cpo orpo kto ppo vapo trpo grpo dr_grpo dapo "
-        "gspo cispo sapo rloo reinforce_pp remax online_dpo distill best_of_n evaluate pass_at_k"
+        "gspo cispo sapo rloo reinforce_pp remax online_dpo distill best_of_n evaluate pass_at_k capabilities gate"
     )
     assert list(stage_classes()) == kinds.split()
     assert settings_class(None) is RecipeConfig
@@ -24,6 +25,19 @@ def test_every_kind_of_stage_has_a_class():
         settings_class("pppo")
     with pytest.raises(UnknownNameError, match=r"'bco': .*`kind: dpo, loss: bco`.*`rlhf config schema dpo`"):
         settings_class("bco")
+
+
+def test_kinds_of_rewards_can_be_described_and_take_no_stages_name():
+    rewards = {kind.kind_name(): kind for kind in REWARD_KINDS}
+    assert not rewards.keys() & stage_classes().keys()
+    assert {name: class_to_describe(name) for name in rewards} == rewards
+    assert class_to_describe("reward") is stage_classes()["reward"]
+    assert class_to_describe(None) is RecipeConfig
+    assert "target_words" in describe_settings(class_to_describe("rules"))
+    with pytest.raises(UnknownNameError, match=r"'lexicn'.*'lexicon'"):
+        class_to_describe("lexicn")
+    with pytest.raises(UnknownNameError, match="`kind: dpo, loss: bco`"):
+        class_to_describe("bco")
 
 
 @pytest.mark.parametrize("kind", stage_classes())
@@ -54,7 +68,7 @@ def test_what_comes_twice_is_printed_once():
     text = describe_settings(settings_class("grpo"))
     assert text.count("gradient_checkpointing: bool") == 1
     assert "    ModelConfig: as under model, above" in text.splitlines()
-    assert "        weight, normalize, name: as of LearnedRewardConfig, above" in text.splitlines()
+    assert "        weight, normalize, name, length_debias: as of LearnedRewardConfig, above" in text.splitlines()
     assert text.count(" normalize: bool") == 1
 
 

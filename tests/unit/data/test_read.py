@@ -107,7 +107,7 @@ def test_a_json_file_with_one_object_a_line_is_read_as_such(tmp_path):
         (b'{"text": "a"', "not a JSON value: Expecting ',' delimiter at column 13"),
         (b'{"text": "\xff"}', r"byte 11 is 0xff, which is not UTF-8; .* iconv -f WINDOWS-1252 -t UTF-8 d.jsonl"),
         (b'{"text": "a", "x": NaN}', "NaN is not a JSON value; use null"),
-        (b'{"text": "a", "text": "b"}', "the key 'text' stands in the same object twice"),
+        (b'{"text": "a", "text": "b"}', "the key 'text' appears in the same object twice"),
         (b"[1, 2]", "the row is a list"),
         (b'{"txt": "a"}', "column|no known kind"),
     ],
@@ -160,7 +160,7 @@ def test_a_csv_row_of_the_wrong_width_is_named(tmp_path):
         ("d.jsonl", b"\n \n", "d.jsonl holds no rows"),
         ("d.json", b"[]", "d.json holds no rows"),
         ("d.csv", b"prompt,completion\n", "d.csv holds no rows"),
-        ("d.csv", b"prompt,prompt\na,b\n", "the column 'prompt' stands in the header twice"),
+        ("d.csv", b"prompt,prompt\na,b\n", "the column 'prompt' appears in the header twice"),
         ("d.csv", b'prompt,completion\n"a,b\n', "d.csv:2: not CSV"),
         ("d.json", b"hello", "begins with b'h'; wanted a JSON array"),
         (

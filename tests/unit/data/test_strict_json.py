@@ -18,8 +18,8 @@ def test_what_is_sound_is_read_as_python_reads_it(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands in the same object twice"),
-        ('[{"k": {"x": 1, "x": 1}}]', "the key 'x' stands"),
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' appears in the same object twice"),
+        ('[{"k": {"x": 1, "x": 1}}]', "the key 'x' appears"),
         ("[NaN]", "NaN is not a JSON value; use null"),
         ("[1e999]", "the number 1e999 is beyond what a float holds"),
         ("[" + "7" * 301 + "]", r"a number of 301 digits \(777777777777...\)"),

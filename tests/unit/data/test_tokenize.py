@@ -184,7 +184,7 @@ def test_only_the_assistants_words_are_scored(plain_tokenizer, template):
     assert scored_text(plain_tokenizer, group) == "in a den<|im_end|>as far as I know<|im_end|>"
     assert plain_tokenizer.decode(group.prefix).endswith("<|im_start|>assistant\n")
     assert plain_tokenizer.decode(group.branches[0].tokens).endswith("as far as I know<|im_end|>"), (
-        "the template's last line break is no part of the completion, and no EOS follows an end-of-turn token"
+        "the template's last line break is not a part of the completion, and no EOS follows an end-of-turn token"
     )
 
 

@@ -151,6 +151,7 @@ def test_the_harness_gives_the_first_of_equals_and_we_share():
     assert per_item_values([sample([-3.0, -2.0], 1, 1.0), sample([-3.0, -2.0], 0, 0.0)])["acc"] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_task_of_the_harness(policy, tmp_path):
     pytest.importorskip("lm_eval")
     data = tmp_path / "items.jsonl"

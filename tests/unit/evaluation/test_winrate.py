@@ -67,7 +67,7 @@ def shortest_is_best(prompts, completions, **columns):
 
 def test_the_evaluator_judges_both_and_takes_equal_prompts_together():
     found = WinRateEvaluator(shortest_is_best).evaluate(["p", "p", "q"], ["a", "a", "aaa"], ["bb", "bb", "b"])
-    assert (found.wins, found.losses, found.num_prompts, found.rate) == (2, 1, 2, 0.5)
+    assert (found.wins, found.losses, found.num_prompts, found.win_rate.value) == (2, 1, 2, 0.5)
 
 
 def test_the_evaluator_refuses_sides_that_do_not_match():

@@ -73,7 +73,7 @@ def test_what_is_shown_can_be_read_again(guidelines, tmp_path):
         ((GUIDE, "- name: x\n  description: y\n" * 21), r"guide\.yaml:41: .* 21 guidelines .* at most 20"),
         ((GUIDE, "[]"), r"guide\.yaml:1: this is an empty list"),
         ((GUIDE, ""), "holds nothing"),
-        (("  weight: 2\n", "  weight: 2\n  weight: 3\n"), r"guide\.yaml line 4, column 3 .*'weight' stands twice"),
+        (("  weight: 2\n", "  weight: 2\n  weight: 3\n"), r"guide\.yaml line 4, column 3 .*'weight' appears twice"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(change, message, tmp_path):

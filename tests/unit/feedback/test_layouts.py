@@ -10,8 +10,11 @@ from rlhf.feedback.layouts import LAYOUTS
 def test_what_is_listed_is_what_is_read_and_written():
     assert list(LAYOUTS) == list(FORMATS)
     for name, known in FORMATS.items():
-        writes = name in (OURS, SAVED) or known.write_items is not None or known.row_of is not None
-        assert LAYOUTS[name].exports == writes, name
+        layout = LAYOUTS[name]
+        for function in ("is_it", "read", "write_items", "row_of"):
+            assert callable(getattr(known, function)) == bool(getattr(layout, function)), f"{name}: {function}"
+        assert layout.keeps_all == (name in (OURS, SAVED))
+        assert not layout.is_it or layout.columns, "columns are looked at first"
         assert known.read is not None or name in (OURS, SAVED, "trl", "sharegpt", "alpaca"), "all can be imported"
 
 

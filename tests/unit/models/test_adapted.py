@@ -46,6 +46,7 @@ def test_what_can_not_take_an_adapter_is_refused(policy):
 
 
 # torch's own, when it traces an autograd function
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiling_is_in_place_and_keeps_names_and_numbers(policy):
     expected, names = policy.logprobs(BATCH), list(policy.state_dict())

@@ -372,7 +372,7 @@ def test_weights_too_large_to_be_widened_are_compared_in_their_own_type(monkeypa
 
 
 def test_noise_excuses_no_more_than_its_bound(monkeypatch):
-    """Padded and unpadded runs that differ by 5 nats are no noise, and would excuse 15."""
+    """Padded and unpadded runs that differ by 5 nats are not noise, and would excuse 15."""
     monkeypatch.setattr("rlhf.models.paths.WIDENED_BYTES", 0)
     right, wrong = paths.score, {"packed": 1.0, "padded": 1.0, "logits": 5.0}
 

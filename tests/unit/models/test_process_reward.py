@@ -66,7 +66,7 @@ def test_a_step_is_read_at_its_own_last_token(model, groups):
 
 
 def test_a_padding_token_that_is_eos_changes_nothing(tiny_llama, groups):
-    """Looking for the last token that is no padding would read a row too early where the step ends with it."""
+    """Looking for the last token that is not a padding would read a row too early where the step ends with it."""
     tokenizer = tiny.build_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
     model, eos = ProcessRewardModel.from_policy(PolicyModel(tiny_llama, tokenizer), seed=1), tokenizer.eos_token_id

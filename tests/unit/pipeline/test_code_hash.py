@@ -118,7 +118,7 @@ def test_formulas_and_trainers_that_are_named_by_text_exist():
     found |= {formula.function for formula in POLICY_LOSSES.values()}
     assert all(callable(load_formula(text)) for text in found)
     for kind, cls in stage_classes().items():
-        if cls.leaves != "files":
+        if cls.leaves != "files" and kind != "gate":  # it passes a model on and trains none
             module, _, name = cls.trainer.partition(":")
             trainer = getattr(importlib.import_module(module), name)
             assert trainer.__module__ == module, kind

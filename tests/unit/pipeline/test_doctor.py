@@ -197,6 +197,7 @@ def test_one_unsafe_finding_makes_the_examination_unsafe():
     assert json.loads(json.dumps(found.to_dict()))["findings"][2]["advice"] == "Do that."
 
 
+@pytest.mark.slow
 def test_the_examination_looks_at_everything_and_tries_it(tmp_path):
     found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
     assert {"system", "python", "cpu", "memory", "swap", "open files", "/dev/shm", "encoding", "disk here", "fsync", "hub cache",

@@ -70,7 +70,7 @@ def test_the_engine_of_the_settings_samples_both_policies_and_is_closed(folder, 
         return build(policy, config)
 
     monkeypatch.setattr(evaluate, "build_engine", spied)
-    monkeypatch.setattr("rlhf.evaluation.evaluator.close_engine", closed.append)
+    monkeypatch.setattr("rlhf.evaluation.sampled_completions.close_engine", closed.append)
     run(folder, tmp_path, engine={"speculate": "prompt_lookup"})
     assert asked == ["prompt_lookup"] * 2
     assert len(closed) == 2

@@ -56,6 +56,7 @@ def judge_of(kind, folder, url):
         "function": {"function": f"{HERE}:length"},
         "service": {"url": url},
         "pattern": {"pattern": "7"},
+        "constitution": {"principles": [{"name": "short", "judge": f"{HERE}:length"}]},
         "code": {"isolation": "available", "unfenced": True},
     }
     return {"kind": kind, **own.get(kind, {})}

@@ -97,6 +97,6 @@ def test_what_is_watched_must_be_measured(given, tmp_path):
 
 
 def test_pairs_of_ones_own_need_no_ratio(given, tmp_path):
-    """Several steps to a rollout are no mistake: the loss of online DPO is that of pairs, whoever wrote them."""
+    """Several steps to a rollout are not a mistake: the loss of online DPO is that of pairs, whoever wrote them."""
     recipe = recipe_of(tmp_path, kind="online_dpo", reward=REWARD, epochs_per_rollout=4, **given, **SMALL)
     assert not [warning for warning in check_quickly(recipe) if "reinforce" in warning.line]

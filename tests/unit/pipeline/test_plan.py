@@ -397,7 +397,7 @@ def test_a_user_s_file_function_and_argument_are_inputs(tmp_path, done):
     pipeline_of(tmp_path, ppo__reward=reward).run()
     parents = Artifact.read(tmp_path / "runs" / "loop" / "ppo").parents
     assert {"reward.0.function", "reward.0.arguments.words"} <= parents.keys()
-    assert "reward.0.arguments.mode" not in parents, "a folder of that name is no input of a function"
+    assert "reward.0.arguments.mode" not in parents, "a folder of that name is not an input of a function"
     words.write_text("bad\n")
     action, why = planned(pipeline_of(tmp_path, ppo__reward=reward))["ppo"]
     assert action == "done again"

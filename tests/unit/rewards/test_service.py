@@ -130,7 +130,7 @@ def test_a_score_that_is_no_number_is_an_error_of_its_sample(answer, message):
         ("rlhf", says([1.0]), r"gave an answer that has 1 scores; it must have one for each"),
         ("rlhf", says({"score": [1, 2]}), r"an answer that has no key 'scores' or 'rewards'; it has 'score'"),
         ("rlhf", says({"scores": 3}), r"an answer that has no list of scores under 'scores', but 3"),
-        ("rlhf", says("fine"), r"an answer that is no JSON object with 'scores' or 'rewards', but fine"),
+        ("rlhf", says("fine"), r"an answer that is not a JSON object with 'scores' or 'rewards', but fine"),
         ("rlhf", says({"scores": [1, 2], "errors": {"5": "x"}}), r"names an error at place 5; the places are 0 to 1"),
         ("rlhf", says({"scores": [1, 2], "errors": "x"}), r'has "errors" that are x; wanted'),
         ("vllm", says({"data": [{"probs": [0.1, 0.9]}] * 2}), r"has 2 numbers for one sample \(\[0.1, 0.9\]\)"),

@@ -112,7 +112,7 @@ def test_exact_is_word_for_word_but_for_white_space():
             {"answr": ["1", "2"]},
             ["'p0'", "no column 'answer'", "it has answr", "Did you mean 'answr'", "under `column`"],
         ),
-        ({"answer": ["1", "two"]}, ["'p1'", "column 'answer' holds 'two', which is no number", "'#### 42'"]),
+        ({"answer": ["1", "two"]}, ["'p1'", "column 'answer' holds 'two', which is not a number", "'#### 42'"]),
         ({"answer": ["1", None]}, ["'p1'", "reference is null", "no other reward judges"]),
     ],
 )
@@ -250,7 +250,7 @@ def test_what_is_not_installed_is_told(monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "pattern", "pattern": "("}, "no regular expression: missing \\)"),
+        ({"kind": "pattern", "pattern": "("}, "not a regular expression: missing \\)"),
         ({"kind": "pattern", "pattern": "a", "column": "b"}, "needs a group in parentheses"),
         ({"kind": "numeric", "where": []}, "where: List should have at least 1 item"),
         ({"kind": "numeric", "tolerance": -1}, "tolerance: Input should be greater than or equal to 0"),

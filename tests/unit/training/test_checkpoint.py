@@ -299,7 +299,7 @@ DAMAGES = {
     "no record": (lambda p: (p / "checkpoint.json").unlink(), "checkpoint.json is missing"),
     "an empty record": (write_record(b""), "checkpoint.json is not JSON (Expecting value"),
     "a record cut short": (write_record(b'{"step": 2,'), "checkpoint.json is not JSON ("),
-    "a record that is no text": (write_record(b"\xff\xfe{}"), "checkpoint.json is not UTF-8 text (byte 0)"),
+    "a record that is not text": (write_record(b"\xff\xfe{}"), "checkpoint.json is not UTF-8 text (byte 0)"),
     "a record without end": (write_record(b"[" * 200_000), "checkpoint.json is not JSON ("),
     "a record of something else": (write_record(b"[1]"), "checkpoint.json holds a list, where keys and values were"),
     "a record without hashes": (
@@ -310,7 +310,7 @@ DAMAGES = {
         rewrite_record(lambda r: r["identity"].update(seed=3), sealed=False),
         "checkpoint.json is not what was written: its own sha256 is another",
     ),
-    "a step that is no number": (rewrite_record(lambda r: r.update(step=True)), "has no 'step' of type int"),
+    "a step that is not a number": (rewrite_record(lambda r: r.update(step=True)), "has no 'step' of type int"),
     "the record of another step": (rewrite_record(lambda r: r.update(step=1)), "its record is of step 1"),
     "a record that names no state": (
         rewrite_record(lambda r: (r["sha256"].pop("state.pt"), r["bytes"].pop("state.pt"))),
@@ -318,19 +318,19 @@ DAMAGES = {
     ),
     "a record that leads elsewhere": (
         rewrite_record(name_outside),
-        "names '../../secret', which is no file of a checkpoint",
+        "names '../../secret', which is not a file of a checkpoint",
     ),
     "weights that are none": (
         replace_file("weights-policy.safetensors", b"12345678{}"),
-        "weights-policy.safetensors is no safetensors file (",
+        "weights-policy.safetensors is not a safetensors file (",
     ),
     "a state that is none": (
         replace_file("state.pt", b"PK, but no archive"),
-        "state.pt is no file of torch, or holds more",
+        "state.pt is not a file of torch, or holds more",
     ),
     "a state that runs code": (
         replace_file("state.pt", pickle.dumps(Path("x"))),
-        "state.pt is no file of torch, or holds more than numbers, text and tensors (",
+        "state.pt is not a file of torch, or holds more than numbers, text and tensors (",
     ),
     "a state of something else": (
         replace_file("state.pt", pickled([1])),

@@ -44,6 +44,7 @@ def test_a_policy_that_has_learned_nothing_ties_with_its_start(name):
     assert 0 <= found["eval/pass_at_1"] <= found["eval/pass_at_2"] <= 1
 
 
+@pytest.mark.slow
 def test_a_policy_that_has_learned_beats_its_start():
     settings = {"rollouts": 30, "learning_rate": 2e-2, "kl": {"coef": 0.0}}
     found = toy.build_trainer("grpo", held_out=True, evaluation=EVERYTHING, **settings).train().evaluation

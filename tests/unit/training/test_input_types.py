@@ -1,4 +1,4 @@
-"""What is no model, scorer or config is refused by the name of its parameter, before anything is done with it."""
+"""What is not a model, scorer or config is refused by the name of its parameter, before anything is done with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_trainer_takes_a_function_or_settings_in_the_place_of_a_scorer(policy,
     for scorer, name in ((lambda prompts, completions: [1.0], "lambda"), ("rules", "rules")):
         assert rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), scorer=scorer, **good).inputs.scorer.name == name
     with pytest.raises(TypeError, match="'scorer'"):
-        rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), judge=len, **good)
+        rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), scorr=len, **good)
 
 
 @pytest.mark.parametrize(

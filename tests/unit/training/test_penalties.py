@@ -88,6 +88,7 @@ def test_the_empirical_information_is_the_mean_of_squared_row_gradients():
         torch.testing.assert_close(fisher[name], sum(parts) / 3, rtol=1e-10, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_drawn_targets_estimate_the_expectation_over_the_policys_own_tokens():
     # one scored place: the true information is the sum over the vocabulary of p(v) (d log p(v))^2
     policy = toy.build_policy(dtype=torch.float64)

@@ -24,7 +24,7 @@ ENGINE = "nothing to set: the engine is started, woken and given weights by the 
 TEMPLATE = "nothing to set: rows of messages go through the chat template, rows of text do not"
 DEBUG = "no counterpart: a switch of their trainer"
 SPLIT = "a recipe reads the split `train` of a hub data set and all of a file; save another split or configuration to a file first"
-FOLDER = "It stands at the top of a recipe, beside `name`; a command of one stage has -o."
+FOLDER = "It is at the top of a recipe, next to `name`; a command of one stage has -o."
 
 SCHEDULES = {
     "linear": "linear",
@@ -272,7 +272,7 @@ def importable(text: str) -> str:
 
 
 def sampled(ours: str) -> Callable[[Any, Given], Settings | Reason]:
-    """top_k and min_p, whose 0 (or -1) is no filter."""
+    """top_k and min_p, whose 0 (or -1) is not a filter."""
 
     def convert(value: Any, given: Given) -> Settings | Reason:
         return Settings({ours: value}) if value > 0 else Reason("no filter, as here by default")

@@ -53,7 +53,7 @@ def minibatch(value: Any, given: Given) -> Settings | Reason:
     whole = -(-value // group) * group
     return Settings(
         {"minibatch_size": whole},
-        f"{value} is no multiple of {group} completions a prompt" if whole != value else "",
+        f"{value} is not a multiple of {group} completions a prompt" if whole != value else "",
     )
 
 

@@ -37,7 +37,7 @@ def kl_estimator(value: Any, given: Given) -> Settings | Reason:
 
 
 def kl_coef(value: Any, given: Given) -> Settings | Reason:
-    """A weight of 0 is no penalty."""
+    """A weight of 0 is not a penalty."""
     return Settings({"kl.coef": value, **({"kl.where": "none"} if not value else {})})
 
 
@@ -70,7 +70,7 @@ def step(value: Any, given: Given) -> Settings | Reason:
     group = given.number("n_samples_per_prompt")
     whole = -(-value // group) * group
     note = (
-        f"{value} is no multiple of {group} samples a prompt, so {whole}"
+        f"{value} is not a multiple of {group} samples a prompt, so {whole}"
         if whole != value
         else "over all devices, as here"
     )

@@ -175,7 +175,7 @@ def flags(words: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _typed(text: str) -> Any:
-    """A word as YAML reads it; one that is no YAML stays a text."""
+    """A word as YAML reads it; one that is not YAML stays a text."""
     try:
         return parse_yaml(text, "a flag") if text else text
     except ConfigError:

@@ -108,7 +108,7 @@ class To:
     by: Conversion | None = None
     """None: the value as it is."""
     note: str = ""
-    """What to know beside it."""
+    """What else to know."""
     when: int = 0
     """Conversions of a higher number are done after those of a lower one, whose results they need."""
 

@@ -29,7 +29,7 @@ def batch(value: Any, given: Given) -> Settings | Reason:
     prompts = max(1, -(-generated // group))
     note = f"{said}; {generated} completions a rollout, {group} to a prompt"
     if whole != step:
-        note += f"; {step} is no multiple of {group}, so {whole} completions are in a step"
+        note += f"; {step} is not a multiple of {group}, so {whole} completions are in a step"
     return Settings(
         {"group_size": group, "prompts_per_rollout": max(prompts, whole // group), "minibatch_size": whole}, note
     )
@@ -185,7 +185,7 @@ LOSS_OF_PAIRS: dict[str, Any] = {
     "ipo": {"loss": "ipo", "ipo_per_token": True},
     "exo_pair": {"loss": "exo", "label_smoothing": 0.1}, "nca_pair": {"loss": "nca"}, "bco_pair": {"loss": "bco"},
     "aot_pair": {"loss": "aot"}, "sppo_hard": {"loss": "sppo"}, "sigmoid_norm": {"length_normalized": True},
-    "sft": Reason("an sft stage of its own, or sft_coef beside another loss"),
+    "sft": Reason("an sft stage of its own, or sft_coef with another loss"),
 }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def pair_loss(value: Any, given: Given) -> Settings | Reason:
             return rest
         return Settings({**rest.values, "sft_coef": weights[names.index("sft")] / scale}, "sft as a second term")
     if len(names) != 1:
-        return Reason("losses are not mixed, but for `sft` beside one other, which is sft_coef")
+        return Reason("losses are not mixed, except `sft` with one other, which is sft_coef")
     found = LOSS_OF_PAIRS.get(names[0])
     if found is None:
         return Reason(f"no such loss; known are {', '.join(LOSS_OF_PAIRS)}")

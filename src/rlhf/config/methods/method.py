@@ -38,9 +38,9 @@ class Method:
     """Settings that belong to the method, dotted where they are nested; all others are those of every trainer."""
     computed_by: str
     """``module:function`` below ``rlhf``, where the formula is."""
-    paper: str
-    """Authors, as they are cited."""
-    year: int
+    paper: str = ""
+    """Authors, as they are cited; leave `paper`, `year` and `arxiv` out of a method of your own."""
+    year: int | None = None
     arxiv: str | None = None
     derived_defaults: Mapping[str, str] = field(default_factory=dict)
     """Of options whose default follows from another setting: how."""
@@ -59,7 +59,19 @@ class Method:
     shared_sources: Mapping[str, str] = field(default_factory=dict)
     """Sources that the methods of a family have in common; ``sources`` come first."""
 
+    def __post_init__(self) -> None:
+        if bool(self.paper) != (self.year is not None) or (self.arxiv and not self.paper):
+            raise TypeError(
+                f"{self.title}: `paper` and `year` are given together, and `arxiv` only with both; a method without a publication has "
+                "none of the three"
+            )
+
+    @property
+    def published(self) -> str:
+        """Authors and year; empty for a method without a publication."""
+        return f"{self.paper} {self.year}" if self.paper else ""
+
     @property
     def citation(self) -> str:
-        """Authors, year and, where there is one, the arXiv number."""
-        return f"{self.paper} {self.year}" + (f", arXiv:{self.arxiv}" if self.arxiv else "")
+        """Authors, year and, where there is one, the arXiv number; "not published" for a method without a publication."""
+        return self.published + (f", arXiv:{self.arxiv}" if self.arxiv else "") if self.paper else "not published"

@@ -17,7 +17,7 @@ class Rates:
 
     @classmethod
     def around(cls, usual: float) -> Rates:
-        """Published ones: a factor of 20 below is a default for larger models, one of 100 above a slip of the pen."""
+        """Published ones: a factor of 20 below is a default for larger models, one of 100 above a typing error."""
         return cls(usual, usual / 20, usual * 100)
 
     def times(self, factor: float) -> Rates:

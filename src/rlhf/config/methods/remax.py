@@ -19,7 +19,7 @@ class ReMaxConfig(GRPOConfig):
     """ReMax (Li et al. 2023, arXiv:2310.10505): the plain policy gradient against the prompt's greedy completion."""
 
     group_size: int = Field(1, ge=1)
-    """Completions sampled for each prompt, beside the greedy one."""
+    """Completions sampled for each prompt, in addition to the greedy one."""
     prompts_per_rollout: int = Field(128, ge=1)
     """Prompts asked each time."""
     advantage: Advantage = "greedy"

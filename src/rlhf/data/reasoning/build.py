@@ -55,7 +55,7 @@ def split_problems(
 ) -> Split:
     """Draw the problems; in each part, every number of steps has its turn.
 
-    The test problems hang on ``split_seed`` and their number alone, so worlds of several seeds can be measured on the
+    The test problems depend on ``split_seed`` and their number alone, so worlds of several seeds can be measured on the
     same ones.
 
     Args:
@@ -74,9 +74,9 @@ def split_problems(
         if count < 1:
             raise ConfigError(f"{name} is {count}; wanted at least 1.")
     if sum(counts.values()) > MAX_PROBLEMS:
-        told = ", ".join(f"{name} = {count}" for name, count in counts.items())
+        sizes = ", ".join(f"{name} = {count}" for name, count in counts.items())
         raise ConfigError(
-            f"A reasoning world has at most {MAX_PROBLEMS} problems and was asked for {sum(counts.values())} ({told}). "
+            f"A reasoning world has at most {MAX_PROBLEMS} problems and was asked for {sum(counts.values())} ({sizes}). "
             "Lower one of them; other seeds make further worlds."
         )
     test_seed = seed if split_seed is None else split_seed

@@ -90,7 +90,7 @@ def parse_problem(prompt: Any) -> Problem:
     known = _PROMPT.fullmatch(text) is not None and letters == LETTERS[: len(letters)]
     if not known or not MIN_STEPS <= len(letters) <= MAX_STEPS:
         raise DataError(
-            f"The prompt is {describe(prompt)}, which is no problem of the reasoning world; wanted a digit, {MIN_STEPS} "
+            f"The prompt is {describe(prompt)}, which is not a problem of the reasoning world; wanted a digit, {MIN_STEPS} "
             f"to {MAX_STEPS} operations lettered from a on, and a colon, such as '9a+6b*9c-4:'. Use another reward or "
             "verifier for your own prompts."
         )

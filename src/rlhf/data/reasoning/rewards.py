@@ -35,7 +35,7 @@ def outcome_reward(
         answer: [n] the right digit, as text.
 
     Raises:
-        DataError: A right answer is no digit.
+        DataError: A right answer is not a digit.
     """
     return [
         float(stated_answer(split_steps(completion)) == _digit(right))
@@ -47,7 +47,7 @@ def sound_reward(prompts: Sequence[str], completions: Sequence[str], **columns: 
     """1 where every step and the answer are right, else 0.
 
     Raises:
-        DataError: A prompt is no problem of this world.
+        DataError: A prompt is not a problem of this world.
     """
     return [float(verify(prompt, completion).sound) for prompt, completion in zip(prompts, completions, strict=True)]
 
@@ -58,7 +58,7 @@ def step_reward(prompts: Sequence[str], completions: Sequence[str], **columns: A
     It is 1 for a sound completion and for no other.
 
     Raises:
-        DataError: A prompt is no problem of this world.
+        DataError: A prompt is not a problem of this world.
     """
     rewards = []
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -76,7 +76,7 @@ def likely_answer_reward(prompts: Sequence[str], completions: Sequence[str], **c
     to train a policy with.
 
     Raises:
-        DataError: A prompt is no problem of this world.
+        DataError: A prompt is not a problem of this world.
     """
     rewards = []
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -95,7 +95,7 @@ def reasoning_judge(
     ``unsound_if_right`` the same the other way round among right answers alone; ``answered`` whether there is an answer.
 
     Raises:
-        DataError: A prompt is no problem of this world.
+        DataError: A prompt is not a problem of this world.
     """
     verdicts = [verify(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
     return [

@@ -80,7 +80,7 @@ def label_completions(
         [n] for each completion its steps and verdicts; None for an empty one, which has no step to label.
 
     Raises:
-        DataError: A prompt is no problem of this world.
+        DataError: A prompt is not a problem of this world.
     """
     if not 0.0 <= cut_frac <= 1.0:
         raise ConfigError(f"cut_frac is {cut_frac}; wanted the share of completions to cut short, from 0 to 1.")

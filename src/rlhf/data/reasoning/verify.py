@@ -50,7 +50,7 @@ def verify(prompt: str, completion: str) -> Verdict:
             digit or a line break is a wrong step.
 
     Raises:
-        DataError: The prompt is no problem of this world.
+        DataError: The prompt is not a problem of this world.
     """
     problem = parse_problem(prompt)
     steps = split_steps(completion)

@@ -87,7 +87,7 @@ def compare(
         prompts: [P].
         completions: [P] lists of decoded texts.
         ended: Whether each completion ended by itself.
-        noise: Probability that a preference names the wrong side. A tie is always told.
+        noise: Probability that a preference names the wrong side. A tie is always reported.
         seed: The run's seed.
     """
     return _label(_compare, prompts, completions, ended=ended, noise=noise, seed=seed)

@@ -35,5 +35,32 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         file="reward_bench_2/data.jsonl",
         about="a reward model's choice among four completions, and ties",
     ),
+    "alpaca-eval": Benchmark(
+        runs="alpaca_eval:run_alpaca_eval",
+        needs=("questions", "judge"),
+        file="alpaca_eval/alpaca_eval.json",
+        about="answers against reference answers, by a judge, raw and at equal length",
+    ),
+    **{
+        f"llmbar-{part.rpartition('/')[2].lower()}": Benchmark(
+            runs="judge_agreement:run_llmbar",
+            measures="judge",
+            file=f"llmbar/LLMBar/{part}/dataset.json",
+            about="whether a judge prefers what follows the instruction to what looks better",
+        )
+        for part in (
+            "Natural",
+            "Adversarial/Neighbor",
+            "Adversarial/GPTInst",
+            "Adversarial/GPTOut",
+            "Adversarial/Manual",
+        )
+    },
+    "pandalm": Benchmark(
+        runs="judge_agreement:run_pandalm",
+        measures="judge",
+        file="pandalm/testset-v1.json.gz",
+        about="a judge's agreement with the majority of three people on 999 pairs, beside that of two people",
+    ),
 }
 """Name -> benchmark. ``lm-eval:TASK`` is any task of lm-evaluation-harness."""

@@ -16,6 +16,7 @@ from rlhf.evaluation.benchmarks.results import BenchmarkResult
 from rlhf.files import make_folder
 from rlhf.models.policy import PolicyModel
 from rlhf.rewards.factory import as_scorer, build_reward
+from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.types import Scorer, TextCompletion, ask_scorer
 
 FOLDER_VARIABLE = "RLHF_BENCHMARKS"
@@ -37,7 +38,8 @@ def run_benchmark(
         run_benchmark("runs/x/ppo/model", ["truthfulqa", "lm-eval:arc_easy"], "out")
 
     Args:
-        model: What is measured: a policy or its folder; for benchmarks of rewards a reward model's folder or any other reward.
+        model: What is measured: a policy or its folder; for benchmarks of rewards a reward model's folder or any other reward;
+            for benchmarks of judges settings of a judge.
         benchmarks: Names of ``BENCHMARKS``, or ``lm-eval:TASK``.
         output_dir: Where each result is written as ``NAME.json``; None to write none.
         questions: Name -> its question file; by default the file's usual name in the folder of the variable RLHF_BENCHMARKS.
@@ -117,4 +119,4 @@ def _open_reward(model: Any) -> Callable[[Sequence[Any], Sequence[str]], list[fl
     return score
 
 
-OPENERS: Mapping[str, Callable[[Any], Any]] = {"policy": _open_policy, "reward": _open_reward}
+OPENERS: Mapping[str, Callable[[Any], Any]] = {"policy": _open_policy, "reward": _open_reward, "judge": build_judge}

@@ -44,7 +44,7 @@ def bleu(inputs: MetricInputs) -> Measured:
         [inputs.texts[known[0]][0]], [[text] for text in references[known[0]]]
     )  # fixes the signature's nrefs
     return Measured(
-        value=CorpusStatistic(corpus, tuple(known)),
+        value=CorpusStatistic(corpus, tuple(known), limits=(0.0, 100.0)),
         over="prompts" if len(known) == len(references) else "prompts with a reference",
         about={"signature": str(whole.get_signature()), "num_without_reference": len(references) - len(known)},
     )

@@ -46,4 +46,7 @@ def ead(inputs: MetricInputs) -> Measured:
         union = set().union(*(different[i] for i in numbers))
         return expectation_adjusted_distinct(len(union), sum(len(tokens[i]) for i in numbers), vocabulary)
 
-    return Measured(value=CorpusStatistic(corrected, tuple(range(len(tokens)))), about={"vocabulary": vocabulary})
+    return Measured(
+        value=CorpusStatistic(corrected, tuple(range(len(tokens))), limits=(0.0, math.inf)),
+        about={"vocabulary": vocabulary},
+    )

@@ -21,6 +21,7 @@ from rlhf.evaluation.metrics.unit_statistics import MeanStatistic
 from rlhf.evaluation.sampled_completions import sample_completions
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
+from rlhf.rewards.pairwise.votes import PairwiseJudge
 from rlhf.rewards.types import Scorer, ScoreResult, ask_scorer
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
@@ -40,6 +41,8 @@ class MetricNeeds:
     reward_model: RewardModel | None = None
     """Behind ``reward``, where that is a learned one: its scale turns score differences into probabilities."""
     judge: Judge | None = None
+    pairwise_judge: PairwiseJudge | None = None
+    """Who compares two completions and gives no scores."""
     pairs: Sequence[PreferenceRow] = ()
     texts: Source | None = None
     toxicity_classifier: str | None = None

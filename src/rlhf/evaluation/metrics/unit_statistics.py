@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -192,6 +192,8 @@ class CorpusStatistic(Statistic):
     function: Callable[[Sequence[int]], float]
     """Numbers of units -> the number over them together; NaN where there is none."""
     units: tuple[int, ...]
+    limits: tuple[float, float] = (-math.inf, math.inf)
+    """What the number can be: the interval ends there."""
 
     @property
     def num_units(self) -> int:
@@ -203,11 +205,13 @@ class CorpusStatistic(Statistic):
         value = self.function(self.units) if self.units else math.nan
         if not math.isfinite(value):
             return Estimate.missing("the texts are too short or too few to measure it", n=self.num_units)
-        return _around(value, self._left_out(self.function, seed), self.num_units)
+        found = _around(value, self._left_out(self.function, seed), self.num_units)
+        lowest, highest = self.limits
+        return replace(found, low=max(found.low, lowest), high=min(found.high, highest)) if found.measured else found
 
     def subset(self, numbers: Sequence[int]) -> CorpusStatistic:
         """See ``Statistic``."""
-        return CorpusStatistic(self.function, tuple(self.units[number] for number in numbers))
+        return replace(self, units=tuple(self.units[number] for number in numbers))
 
     def moments(self, *, seed: int = 0) -> Moments | None:
         """The jackknife's error."""

@@ -51,7 +51,11 @@ def vendi(inputs: MetricInputs) -> Measured:
         return vendi_score(k[np.ix_(chosen, chosen)])
 
     about = {"num_texts": len(texts), "similarity": "cosine of counts of words and pairs of words"}
-    return Measured(value=CorpusStatistic(score, tuple(range(len(texts)))), over="first prompts", about=about)
+    return Measured(
+        value=CorpusStatistic(score, tuple(range(len(texts))), limits=(1.0, float(len(texts)))),
+        over="first prompts",
+        about=about,
+    )
 
 
 def _cosines(texts: Sequence[str]) -> Array:

@@ -37,8 +37,9 @@ def bradley_terry_ratings(
     Sources: Bradley and Terry 1952; ties: ``rlhf.evaluation.ratings.outcome_models``; intervals: ``sandwich``.
 
     Args:
-        matches: (first, second, outcome) or (first, second, outcome, prompt), outcome 1, 0.5 or 0 for the first. Name the prompt
-            where one has several matches, or the intervals are too narrow.
+        matches: (first, second, outcome) or (first, second, outcome, prompt), outcome 1, 0.5 or 0 for the first; with ``ties="half"``
+            any share between, such as that of a prompt's samples. Name the prompt where one has several matches, or the intervals are
+            too narrow.
         ties: ``half`` counts a tie as half a win, ``davidson`` and ``rao_kupper`` have a parameter for how frequent ties are.
         prior: How many times every system won half and lost half a match against an average one; 0 for none. With one, systems that
             never lost or never met are rated, too, and how far apart depends on it.
@@ -47,7 +48,7 @@ def bradley_terry_ratings(
     Raises:
         DataError: The matches do not say how far systems are apart; names the groups that can't be compared.
     """
-    return fit_matches(Matches.of(matches), ties=ties, prior=prior, confidence=confidence)
+    return fit_matches(Matches.of(matches, shares=ties == "half"), ties=ties, prior=prior, confidence=confidence)
 
 
 def fit_matches(

@@ -34,13 +34,17 @@ class Matches:
     second: NDArray[np.int64]
     """[M]"""
     outcome: Array
-    """[M] 1, 1/2 or 0."""
+    """[M] 1, 1/2 or 0; or shares between them."""
     unit: NDArray[np.int64]
     """[M] number of the prompt; each match is its own where no prompt is named."""
 
     @classmethod
-    def of(cls, matches: Iterable[Match]) -> Matches:
+    def of(cls, matches: Iterable[Match], *, shares: bool = False) -> Matches:
         """Number the systems and the prompts.
+
+        Args:
+            matches: As written above.
+            shares: Whether an outcome may be any number from 0 to 1, such as the share of a prompt's samples that the first won.
 
         Raises:
             DataError: There is no match, one has an outcome that is none, or a system plays itself.
@@ -53,7 +57,7 @@ class Matches:
                 raise DataError(
                     f"Match {number} has {len(match)} entries; wanted (first, second, outcome) or (first, second, outcome, prompt)."
                 )
-            first, second, outcome = match[0], match[1], _outcome(match[2], number)
+            first, second, outcome = match[0], match[1], _outcome(match[2], number, shares)
             if first == second:
                 raise DataError(f"Match {number} is of {first!r} against itself.")
             unit = (number,) if len(match) == 3 else match[3]
@@ -85,7 +89,8 @@ def components(matches: Matches) -> list[list[Hashable]]:
     """Groups of systems within which strengths are comparable; a tie is half a win for each. One group is what a fit needs."""
     winner = np.where(matches.outcome >= 0.5, matches.first, matches.second)
     loser = np.where(matches.outcome >= 0.5, matches.second, matches.first)
-    rows, columns = np.concatenate([winner, loser[matches.tied]]), np.concatenate([loser, winner[matches.tied]])
+    both = (matches.outcome > 0) & (matches.outcome < 1)
+    rows, columns = np.concatenate([winner, loser[both]]), np.concatenate([loser, winner[both]])
     k = len(matches.names)
     graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(k, k))
     num, label = connected_components(graph, directed=True, connection="strong")
@@ -145,7 +150,9 @@ def _has_winning_cycle(matches: Matches) -> bool:
     return False
 
 
-def _outcome(value: Any, number: int) -> float:
+def _outcome(value: Any, number: int, shares: bool) -> float:
+    if shares and isinstance(value, int | float) and 0 <= value <= 1:
+        return float(value)
     if value not in (0, 0.5, 1):
         raise DataError(
             f"Match {number} has the outcome {value!r}; wanted 1 (the first won), 0 (the second) or 0.5 (a tie). Leave out matches "

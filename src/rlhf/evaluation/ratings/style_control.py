@@ -22,6 +22,7 @@ from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confide
 from rlhf.evaluation.ratings.bradley_terry import fit_matches
 from rlhf.evaluation.ratings.fitted import Ratings
 from rlhf.evaluation.ratings.matches import Match, Matches
+from rlhf.formatting import percentage
 
 REGULARIZATION = 0.5
 """Of Arena's fit, on strengths in factors of ten of the odds and on coefficients."""
@@ -168,7 +169,10 @@ def length_controlled_win_rate(
     if not reason and y.size < 10 * NUM_FOLDS:
         reason = f"{y.size} prompts; it takes {10 * NUM_FOLDS}"
     elif not reason and min(longer, shorter) < MIN_OVERLAP:
-        reason = f"the system's completion is longer on {longer:.1%} and shorter on {shorter:.1%} of prompts; at equal length nothing was seen"
+        reason = (
+            f"the system's completion is longer on {percentage(longer)} and shorter on {percentage(shorter)} of prompts; at equal length "
+            "nothing was seen"
+        )
     if reason:
         return LengthControlled(
             rate=Estimate.missing(reason, n=y.size),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval
 from rlhf.evaluation.noninferiority import noninferiority_of_tasks
 from rlhf.evaluation.suites.suite import Suite, load_suite
 from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
+from rlhf.evaluation.suites.swaps import GroupDifference
 from rlhf.files import write_json
+from rlhf.formatting import percentage
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine
@@ -25,6 +27,20 @@ MIN_SCORED_FRAC = 0.95
 """With fewer of the completions scored, a suite decides nothing: what could not be scored is rarely a random part."""
 REPEAT_CONFIDENCE = 0.99
 """Of the interval by which a model is found to differ from itself."""
+
+
+class AskedSuite(Protocol):
+    """A suite by its name and content: a ``Suite``, or the record of one."""
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """As of ``Suite.fingerprint``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +61,8 @@ class SuiteComparison:
     not asked twice."""
     per_unit: Mapping[str, tuple[float, float]]
     """Unit -> score before, score after."""
+    group_differences: Sequence[GroupDifference] = ()
+    """Of the model after, where the suite swaps groups in its items."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,6 +76,7 @@ class SuiteComparison:
             "ruling": self.ruling.to_dict(),
             "repeat": dict(self.repeat),
             "per_unit": {unit: list(both) for unit, both in self.per_unit.items()},
+            "group_differences": [each.to_dict() for each in self.group_differences],
         }
 
 
@@ -82,6 +101,7 @@ class CapabilityReport:
 
     def __str__(self) -> str:
         lines = [f"{name}: {each.ruling.decision}. {each.ruling.reason}" for name, each in self.suites.items()]
+        lines += [f"{name}: {pair}" for name, each in self.suites.items() for pair in each.group_differences]
         return "\n".join([*lines, f"Together: {self.decision}."])
 
 
@@ -180,6 +200,7 @@ class CapabilityTester:
                 ruling=rulings[suite.name],
                 repeat=_repeat(old, (again or {}).get(suite.name)),
                 per_unit=both,
+                group_differences=new.group_differences(),
             )
         return CapabilityReport(suites=found, decision=combined(rulings))
 
@@ -214,7 +235,7 @@ def shared_units(before: SuiteRun, after: SuiteRun) -> dict[str, tuple[float, fl
     return {unit: (score, new[unit]) for unit, score in old.items() if unit in new}
 
 
-def obstacles(suite: Suite, before: SuiteRun, after: SuiteRun, again: SuiteRun | None = None) -> str | None:
+def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: SuiteRun | None = None) -> str | None:
     """Why two results can't be compared; None where they can."""
     for run in (before, after):
         if run.fingerprint != suite.fingerprint:
@@ -225,8 +246,8 @@ def obstacles(suite: Suite, before: SuiteRun, after: SuiteRun, again: SuiteRun |
         if run.scored_frac < MIN_SCORED_FRAC:
             item, why = next(iter(run.missing.items()), ("", "the scorer gave none"))
             return (
-                f"Only {run.scored_frac:.0%} of the completions of {run.model} have a score, fewer than {MIN_SCORED_FRAC:.0%}; "
-                f"item {item}: {why}."
+                f"Only {percentage(run.scored_frac, 0)} of the completions of {run.model} have a score, fewer than "
+                f"{percentage(MIN_SCORED_FRAC, 0)}; item {item}: {why}."
             )
     if again is not None:
         difference = mean_interval(
@@ -235,7 +256,8 @@ def obstacles(suite: Suite, before: SuiteRun, after: SuiteRun, again: SuiteRun |
         if difference.measured and (difference.low > 0 or difference.high < 0):
             return (
                 f"{before.model} differs from itself: asked twice, its mean score changed by {difference.value:+.3g} "
-                f"({REPEAT_CONFIDENCE:.0%} interval {difference.low:+.3g} to {difference.high:+.3g}); find out why before comparing others."
+                f"({percentage(REPEAT_CONFIDENCE, 0)} interval {difference.low:+.3g} to {difference.high:+.3g}); "
+                "find out why before comparing others."
             )
     return None
 

@@ -14,6 +14,7 @@ from rlhf.config.yaml_text import read_yaml
 from rlhf.data.contracts import Text
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError, did_you_mean
+from rlhf.evaluation.suites.swaps import fill_swaps
 
 FOLDER = Path(__file__).parent / "bundled"
 
@@ -46,7 +47,9 @@ class Suite:
     @property
     def fingerprint(self) -> str:
         """Hex sha256 of all that decides a result but the model: items, wording, scorer, sampling. Margin and limit decide none."""
-        settings = self.config.model_dump(mode="json", exclude={"items", "data", "margin", "description", "limit"})
+        settings = self.config.model_dump(
+            mode="json", exclude={"items", "data", "swaps", "margin", "description", "limit"}
+        )
         items = [[item.id, item.prompt, item.group, dict(item.columns)] for item in self.items]
         text = json.dumps([settings, items], sort_keys=True, ensure_ascii=False, default=str)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -74,11 +77,17 @@ def load_suite(source: Suite | SuiteConfig | Mapping[str, Any] | str | Path) -> 
                 f"There is no suite {str(source)!r}: neither a file, nor one of the bundled suites "
                 f"{', '.join(BUNDLED)}.{did_you_mean(str(source), BUNDLED)}"
             )
+        if path.suffix in (".jsonl", ".ndjson", ".json", ".csv", ".parquet"):
+            raise ConfigError(
+                f"{path} holds items, and no scorer. Write a suite that names it: {{name: {path.stem}, scorer: ..., data: {path}}}."
+            )
         source, folder, where = read_yaml(path), path.parent, f"The suite {path}"
     if not isinstance(source, SuiteConfig):
         source = SuiteConfig.of(source, source=where)
-    rows = _rows(source, folder) if source.items is None else source.items
-    return Suite(source, tuple(_items(source, rows[: source.limit], where)))
+    rows = (_rows(source, folder) if source.items is None else source.items)[: source.limit]
+    if source.swaps is not None:
+        rows = fill_swaps(rows, source.swaps, source=f"{where} ({source.name})")
+    return Suite(source, tuple(_items(source, rows, where)))
 
 
 def _rows(config: SuiteConfig, folder: Path | None) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation.intervals import Array, Estimate, mean_interval, share_interval
 from rlhf.evaluation.suites.scorers import score_choices, score_completions, uses_likelihood
 from rlhf.evaluation.suites.suite import Suite
+from rlhf.evaluation.suites.swaps import SWAP_GROUP, GroupDifference, group_differences
 from rlhf.files import write_json
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.engines import close_engine
@@ -51,6 +52,8 @@ class SuiteRun:
     """Item -> whether the length limit cut each of them."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Item -> why a score is missing."""
+    swap_groups: Mapping[str, str] = field(default_factory=dict)
+    """Item -> the group whose texts were filled in; empty where the suite swaps nothing."""
 
     @property
     def scored_frac(self) -> float:
@@ -72,6 +75,10 @@ class SuiteRun:
         values: Array = np.array(list(self.unit_scores().values()))
         is_share = values.size > 0 and bool(((values >= 0) & (values <= 1)).all())
         return share_interval(values) if is_share else mean_interval(values)
+
+    def group_differences(self) -> list[GroupDifference]:
+        """Every pair of groups that the suite swaps; see ``group_differences``."""
+        return group_differences(self.scores, self.groups, self.swap_groups, seed=self.seed) if self.swap_groups else []
 
     def write(self, path: Path | str) -> None:
         """To JSON, in one step."""
@@ -150,6 +157,7 @@ def run_suite(
         completions=texts,
         truncated=cut,
         missing=missing,
+        swap_groups={item.id: item.columns[SWAP_GROUP] for item in suite.items if SWAP_GROUP in item.columns},
     )
 
 

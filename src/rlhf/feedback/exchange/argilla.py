@@ -211,6 +211,11 @@ def from_argilla(lines: Sequence[Line]) -> list[Item]:
     return [_item(line, line.cells.get("id"), fields, metadata, by_user)]
 
 
+def is_argilla_flat(row: Mapping[str, Any]) -> bool:
+    """Whether a row has answers to a question in a column of their own."""
+    return any(name.endswith(".responses") for name in row)
+
+
 def from_argilla_flat(lines: Sequence[Line]) -> list[Item]:
     """A row of ``<question>.responses``, ``.responses.users`` and ``.responses.status``."""
     (line,) = lines

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.data.contracts import Messages, PreferenceRow, Row, RowError, Text, UnpairedRow
 from rlhf.data.expand import HH_SPEAKERS, to_conversational
-from rlhf.data.formats import parse_row
+from rlhf.data.formats import HH_TURN, parse_row
 from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
@@ -62,6 +62,11 @@ def to_openai(row: Row) -> dict[str, Any]:
             )
     extra = {name: pair.columns[name] for name in ("tools", "parallel_tool_calls") if name in pair.columns}
     return {"input": {"messages": _asked(pair.prompt), "tools": [], "parallel_tool_calls": True, **extra}, **sides}
+
+
+def is_hh(row: Mapping[str, Any]) -> bool:
+    """Whether the two sides are whole transcripts."""
+    return "prompt" not in row and isinstance(row.get("chosen"), str) and HH_TURN in row["chosen"]
 
 
 def from_hh(lines: Sequence[Line]) -> list[Item]:
@@ -128,7 +133,7 @@ def to_alpaca(row: Row) -> dict[str, Any]:
 def _demonstration(row: Row) -> tuple[Text, Text]:
     if isinstance(row, UnpairedRow):
         if not row.label:
-            raise RowError(row.where or row.id, "a completion labeled bad is no demonstration.")
+            raise RowError(row.where or row.id, "a completion labeled bad is not a demonstration.")
         return row.prompt, row.completion
     pair = _pair(row)
     return pair.prompt, pair.chosen
@@ -136,7 +141,9 @@ def _demonstration(row: Row) -> tuple[Text, Text]:
 
 def _pair(row: Row) -> PreferenceRow:
     if not isinstance(row, PreferenceRow):
-        raise RowError(row.where or row.id, f"a row of kind {row.kind} is no pair of a better and a worse completion.")
+        raise RowError(
+            row.where or row.id, f"a row of kind {row.kind} is not a pair of a better and a worse completion."
+        )
     return row
 
 

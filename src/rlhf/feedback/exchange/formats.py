@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rlhf.data.contracts import BadRow, Kind, Row, RowError
-from rlhf.data.formats import COLUMNS, HH_TURN, canonical_columns, detect_kind, parse_row
+from rlhf.data.formats import COLUMNS, canonical_columns, detect_kind, parse_row
 from rlhf.data.message_text import counted, listed
 from rlhf.data.read import OnBadRow
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError, did_you_mean, look_up
-from rlhf.feedback.exchange import argilla, dialogues, label_studio, labels, published
+from rlhf.feedback.exchange import argilla
 from rlhf.feedback.exchange.lines import Line, Reader, lines_of
 from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import merged
 from rlhf.feedback.items import Item, check_item, laid_out_as
-from rlhf.feedback.layouts import LABELS, OURS, SAVED
+from rlhf.feedback.layouts import LAYOUTS, OURS, Layout
 from rlhf.feedback.tasks import STDIN, SourceItems
 
 ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int]
@@ -32,77 +33,35 @@ ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How one layout is read and written; what it is, ``rlhf.feedback.layouts`` says."""
+    """A ``Layout`` with its functions."""
 
     columns: tuple[str, ...] = ()
-    """What a row of it has and others have not: it is recognized by them."""
-    is_it: Callable[[Mapping[str, Any]], bool] = lambda row: True
-    """Asked where the columns are there and do not settle it."""
+    is_it: Callable[[Mapping[str, Any]], bool] | None = None
     read: Reader | None = None
     key: str | None = None
-    """Rows one behind the other that agree in this column are one task."""
     write_items: ItemWriter | None = None
-    """Writes tasks and judgments."""
     row_of: Callable[[Row], dict[str, Any]] | None = None
-    """Writes pairs or labels, one row each."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> Format:
+        """The functions that a layout names."""
+        return cls(
+            columns=layout.columns,
+            key=layout.key,
+            is_it=_function(layout.is_it),
+            read=_function(layout.read),
+            write_items=_function(layout.write_items),
+            row_of=_function(layout.row_of),
+        )
 
 
-def _is_hh(row: Mapping[str, Any]) -> bool:
-    return "prompt" not in row and isinstance(row.get("chosen"), str) and HH_TURN in row["chosen"]
+def _function(text: str) -> Any:
+    module, _, name = text.partition(":")
+    return getattr(import_module(f"rlhf.feedback.exchange.{module}"), name) if text else None
 
 
-FORMATS: Mapping[str, Format] = {
-    OURS: Format(),
-    SAVED: Format(),
-    "label-studio": Format(
-        columns=("data",),
-        is_it=lambda row: isinstance(row.get("data"), Mapping), read=label_studio.from_label_studio,
-        write_items=lambda path, items, _: label_studio.write_label_studio(path, items),
-    ),
-    "argilla": Format(
-        columns=("fields", "responses"), read=argilla.from_argilla,
-        write_items=argilla.write_argilla,
-    ),
-    "argilla-flat": Format(
-        columns=("status",),
-        is_it=lambda row: any(name.endswith(".responses") for name in row), read=argilla.from_argilla_flat,
-    ),
-    "ultrafeedback": Format(
-        columns=("instruction", "completions"),
-        is_it=lambda row: "ranks" not in row and "ratings" not in row, read=published.ultrafeedback,
-    ),
-    "helpsteer2": Format(
-        columns=("prompt", "response", *published.HELPSTEER_DIMENSIONS), read=published.helpsteer2, key="prompt",
-    ),
-    "helpsteer2-preference": Format(
-        columns=("prompt", "response_1", "response_2", "preference_strength"), read=published.helpsteer2_preference,
-    ),
-    "helpsteer3": Format(
-        columns=("context", "response1", "response2", "overall_preference"), read=published.helpsteer3,
-    ),
-    "nectar": Format(columns=("prompt", "answers"), read=published.nectar),
-    "shp": Format(
-        columns=("history", "human_ref_A", "human_ref_B", "labels"), read=published.shp
-    ),
-    "pku-saferlhf": Format(
-        columns=("prompt", "response_0", "response_1", "better_response_id", "safer_response_id"), read=published.pku_saferlhf,
-    ),
-    LABELS: Format(
-        columns=("|".join(labels.LABEL), "|".join((*labels.ANNOTATOR, "gold"))), is_it=labels.is_labels, read=labels.from_labels
-    ),
-    "openai": Format(
-        columns=("input", "preferred_output|preferred_completion"),
-        read=dialogues.from_openai, row_of=dialogues.to_openai,
-    ),
-    "hh": Format(
-        columns=("chosen", "rejected"), is_it=_is_hh, read=dialogues.from_hh,
-        row_of=dialogues.to_hh,
-    ),
-    "trl": Format(row_of=dialogues.to_trl),
-    "sharegpt": Format(row_of=dialogues.to_sharegpt),
-    "alpaca": Format(row_of=dialogues.to_alpaca),
-}  # fmt: skip
-"""Name to format. Those without a reader of their own are rows as this library reads them anyway."""
+FORMATS: Mapping[str, Format] = {name: Format.of(layout) for name, layout in LAYOUTS.items()}
+"""Name to format, of all ``LAYOUTS``. Those without a reader of their own are rows as this library reads them anyway."""
 
 
 def detect(source: str | Path) -> str:
@@ -115,7 +74,9 @@ def detect(source: str | Path) -> str:
     if first is None:
         raise DataError(f"{source} holds no row that can be read; `rlhf data check {source}` tells why.")
     for name, known in FORMATS.items():
-        if known.read is not None and not _missing(known, first.cells) and known.is_it(first.cells):
+        if known.read is None or _missing(known, first.cells):
+            continue
+        if known.is_it is None or known.is_it(first.cells):
             return name
     try:
         kind = detect_kind(canonical_columns(first.cells, first.where), where=first.where, header=first.cells_are_text)
@@ -168,7 +129,7 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
     if known.read is None:
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
     if STDIN in sources:
-        raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes {OURS!r} alone.")
+        raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes only {OURS!r}.")
     found = SourceItems()
     made: list[tuple[str, Item]] = []
     lines = (line for source in sources for line in lines_of(_file_of(source)))

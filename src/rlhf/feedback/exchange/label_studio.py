@@ -32,6 +32,7 @@ from rlhf.feedback.exchange.sidecar import (
     task_from_dict,
     task_to_dict,
 )
+from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.store.values import Response, Task, TaskKind
@@ -52,8 +53,13 @@ PROMPT_KEYS = ("prompt", "question", "instruction", "text")
 ANSWER = re.compile(r"^(?:answer|response|completion|output|text|option)[_-]?([1-9a-f])$", re.IGNORECASE)
 
 
-def write_label_studio(path: Path, items: Sequence[Item]) -> int:
-    """Write the tasks, and next to them ``<name>.config.xml``; returns the number of tasks.
+def is_label_studio(row: Mapping[str, Any]) -> bool:
+    """Whether a task's fields are in its column ``data``."""
+    return isinstance(row.get("data"), Mapping)
+
+
+def write_label_studio(path: Path, items: Sequence[Item], guidelines: Sequence[AnnotationGuideline] = ()) -> int:
+    """Write the tasks, and next to them ``<name>.config.xml``; returns the number of tasks. It has no place for guidelines.
 
     Raises:
         DataError: The tasks are of several kinds.

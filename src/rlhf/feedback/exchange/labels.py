@@ -20,13 +20,12 @@ from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item
+from rlhf.feedback.layouts import ANNOTATOR_COLUMNS, LABEL_COLUMNS
 from rlhf.feedback.provenance import FEEDBACK, RowOrigin
 from rlhf.feedback.row_tasks import judgment_in
 from rlhf.feedback.store.values import Response, Task, TaskKind
 
 ITEM = ("task_id", "item", "item_id", "id")
-ANNOTATOR = ("annotator", "annotator_id", "worker", "worker_id", "rater", "rater_id")
-LABEL = ("label", "class")
 
 
 def is_labels(row: Mapping[str, Any]) -> bool:
@@ -46,10 +45,10 @@ def from_labels(lines: Sequence[Line]) -> list[Item]:
     (line,) = lines
     cells = line.taken_by()
     name, _ = _first(cells.cells, ITEM)
-    annotator, _ = _first(cells.cells, ANNOTATOR)
-    label, column = _first(cells.cells, LABEL)
+    annotator, _ = _first(cells.cells, ANNOTATOR_COLUMNS)
+    label, column = _first(cells.cells, LABEL_COLUMNS)
     if label is None:
-        raise line.bad(f"column {LABEL[0]!r} is missing or empty; wanted the name of a class.")
+        raise line.bad(f"column {LABEL_COLUMNS[0]!r} is missing or empty; wanted the name of a class.")
     prompt = cells.either("prompt") if "prompt" in cells.cells else ""
     text = next((cells.either(column) for column in ("completion", "text") if column in cells.cells), "")
     columns = cells.rest() | {"annotator_id": annotator, "task_id": name}
@@ -60,7 +59,9 @@ def from_labels(lines: Sequence[Line]) -> list[Item]:
     sampling, own_columns = origin.of_responses(1)
     response = Response(text=text, model=origin.take("model"), sampling=sampling[0], columns=own_columns[0])
     if origin.annotator is None and not origin.is_gold:
-        raise line.bad(f"no annotator is named ({', '.join(ANNOTATOR[:2])}); who says so is needed, or gold: true.")
+        raise line.bad(
+            f"no annotator is named ({', '.join(ANNOTATOR_COLUMNS[:2])}); who says so is needed, or gold: true."
+        )
     if not origin.task_id and not text and not prompt:
         raise line.bad(f"nothing says what was labeled; wanted one of {', '.join((*ITEM[1:], 'text', 'completion'))}.")
     task = Task(

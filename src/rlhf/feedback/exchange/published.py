@@ -23,9 +23,13 @@ from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line, whole
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item, ItemJudgment
+from rlhf.feedback.layouts import HELPSTEER_DIMENSIONS
 from rlhf.feedback.store.values import MAX_RANKED, MAX_TEXT, Response, Task, TaskKind
 
-HELPSTEER_DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+
+def is_ultrafeedback(row: Mapping[str, Any]) -> bool:
+    """Whether a row with its columns is not a ranking or a rating of ours."""
+    return "ranks" not in row and "ratings" not in row
 
 
 def _item(
@@ -81,7 +85,7 @@ def helpsteer2(lines: Sequence[Line]) -> list[Item]:
     value = {"ratings": {name: [table[n] for table in tables] for n, name in enumerate(HELPSTEER_DIMENSIONS)}}
     if len(responses) > MAX_RANKED:
         raise lines[0].bad(
-            f"its prompt stands in {len(responses)} rows, and a task holds at most {MAX_RANKED} completions."
+            f"its prompt is in {len(responses)} rows, and a task holds at most {MAX_RANKED} completions."
         )
     judgments = [ItemJudgment(annotator="helpsteer2", value=value)]
     return [_item(TaskKind.RATING, prompt, responses, judgments, Cells({}, lines[0].where, False))]

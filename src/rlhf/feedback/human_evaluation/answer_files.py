@@ -134,8 +134,8 @@ def keyed_rows(path: Path | str, wanted: Sequence[str]) -> list[tuple[str, dict[
         if isinstance(raw.value, Unreadable):
             raise RowError(where, raw.value.reason)
         if not isinstance(raw.value, dict) or (missing := [name for name in wanted if name not in raw.value]):
-            told = f"has no {', '.join(missing)}" if isinstance(raw.value, dict) else "is no object"
-            raise RowError(where, f"the line {told}; wanted {', '.join(wanted)}.")
+            problem = f"has no {', '.join(missing)}" if isinstance(raw.value, dict) else "is no object"
+            raise RowError(where, f"the line {problem}; wanted {', '.join(wanted)}.")
         keyed.append((where, raw.value))
     return keyed
 

@@ -202,12 +202,12 @@ class HumanEvalProtocol:
         if name is None and len(kept) == 1:
             name = next(iter(kept))
         if not kept or name is None:
-            told = (
+            problem = (
                 f"holds the evaluations {', '.join(kept)}; say which by its name"
                 if kept
                 else "holds no evaluation; open one"
             )
-            raise ConfigError(f"This store {told}.")
+            raise ConfigError(f"This store {problem}.")
         settings = look_up(kept, name, kind="evaluation in this store")
         return cls(**{**settings, "criteria": [AnnotationGuideline.of(one) for one in settings["criteria"]]}, name=name)
 

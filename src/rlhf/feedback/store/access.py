@@ -221,7 +221,7 @@ def set_password_hash(engine: Engine, name: str, secret_hash: str | None, *, bes
 
 
 def add_api_token(engine: Engine, name: str) -> str:
-    """A program's token, told once; one that was given under this name before stops working.
+    """A program's token, shown once; one that was given under this name before stops working.
 
     Raises:
         ConfigError: The name is none.

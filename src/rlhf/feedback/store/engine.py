@@ -28,7 +28,7 @@ BUSY_SECONDS = 30
 """How long a writer waits for another before it gives up."""
 SCHEME = re.compile(r"^[a-z][a-z0-9+]*://")
 NUM_SHOWN_BYTES = 16
-"""Of a file that is no database, in the sentence that says so."""
+"""Of a file that is not a database, in the sentence that says so."""
 BESIDE = ("-wal", "-shm", "-journal")
 """Ends of the files that SQLite keeps next to the database; it gives them the rights that the database has."""
 VERSION_TABLE = "alembic_version"
@@ -45,7 +45,7 @@ def open_engine(place: str | Path) -> Engine:
     """An engine for a file (SQLite) or a database URL such as ``postgresql://user@host/name``.
 
     Raises:
-        ConfigError: The URL can't be read, or the file is there and is no store.
+        ConfigError: The URL can't be read, or the file is there and is not a store.
         MissingExtraError: There is no driver of that database here.
         StorageError: The file's folder can't be made, or the file can't be read.
     """
@@ -55,7 +55,7 @@ def open_engine(place: str | Path) -> Engine:
             url = make_url(text)
         except (sa.exc.ArgumentError, ValueError) as err:
             raise ConfigError(
-                f"{text!r} is no database URL ({err}); write postgresql://USER@HOST/NAME, or a file."
+                f"{text!r} is not a database URL ({err}); write postgresql://USER@HOST/NAME, or a file."
             ) from None
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
@@ -146,7 +146,7 @@ def _no_database(path: Path) -> ConfigError:
     with path.open("rb") as file:
         start = file.read(NUM_SHOWN_BYTES)
     rows = f" If it holds rows, bring them in: rlhf feedback import {path} --store NEW.db" if start[:1] in b"{[" else ""
-    return ConfigError(f"{path} is no store: it begins with {start!r}, and a store is an SQLite database.{rows}")
+    return ConfigError(f"{path} is not a store: it begins with {start!r}, and a store is an SQLite database.{rows}")
 
 
 def _make_safe(engine: Engine) -> None:
@@ -174,7 +174,7 @@ def _make_safe(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
-        # a writer takes its turn at the door; one that began as a reader could not become a writer behind another's back
+        # a writer waits for its turn before it begins; one that began as a reader could not become a writer behind another's back
         connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get(READ_ONLY) else "BEGIN IMMEDIATE")
 
 

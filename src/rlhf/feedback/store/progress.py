@@ -40,7 +40,7 @@ def progress_of(engine: Engine, rules: AssignmentRules, annotator: str | None) -
 
 
 def _num_gold_wanted(session: Session, rules: AssignmentRules, num_wanted: int, num_gold: int) -> int:
-    """Gold items that will be asked beside the wanted judgments: their share, but of each who works here one at least and each at
+    """Gold items that will be asked in addition to the wanted judgments: their share, but of each who works here one at least and each at
     most once."""
     if not rules.gold_frac:
         return 0

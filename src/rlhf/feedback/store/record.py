@@ -39,7 +39,7 @@ def record_judgments(store: PreferenceStore, made: Iterable[tuple[str, ItemJudgm
     """Keep judgments, all or none; bringing the same ones again changes nothing.
 
     A task may get more judgments this way than its overlap asks for. People who are not known yet become known, without
-    a way to sign in. Where no order of completions is told, none is kept, and no position bias is measured on them; what
+    a way to sign in. Where no order of completions is given, none is kept, and no position bias is measured on them; what
     somebody has on their screen at the moment keeps the order of the screen. Of several answers of one person to one task
     the last counts, and replaces the ones before.
 
@@ -116,7 +116,7 @@ def _write_down(
         new: In order; a correction behind what it corrects.
         last: Assignment -> its newest judgment before these.
     """
-    now = datetime.now(UTC)  # one for all: their order in a file is no order in time
+    now = datetime.now(UTC)  # one for all: their order in a file is not an order in time
     written: dict[int, JudgmentRow] = {}
     for held, judgment, value, extras in new:
         earlier = last.get(held.number)
@@ -139,7 +139,7 @@ class _Shelf:
     last: dict[int, int]
     """Assignment to its newest judgment."""
     people: dict[str, int]
-    told: dict[int, list[Any]] | None = field(default=None)
+    all_values: dict[int, list[Any]] | None = field(default=None)
     """Assignment to all values that were ever given; read when it is first asked for."""
 
     @classmethod
@@ -159,11 +159,11 @@ class _Shelf:
 
     def values(self, session: Session, held: AssignmentRow) -> list[Any]:
         """What somebody has said of a task, replaced answers and all."""
-        if self.told is None:
-            self.told = {}
+        if self.all_values is None:
+            self.all_values = {}
             for number, value in session.execute(sa.select(JudgmentRow.assignment, JudgmentRow.value)):
-                self.told.setdefault(number, []).append(value)
-        return self.told.get(held.number, [])
+                self.all_values.setdefault(number, []).append(value)
+        return self.all_values.get(held.number, [])
 
     def held(self, session: Session, task: TaskRow, judgment: ItemJudgment, where: str) -> AssignmentRow:
         """The assignment of a judgment: its author's own, or a new one in the first free slot."""

@@ -165,7 +165,7 @@ class PreferenceStore:
         """Ask some tasks sooner: ``rlhf.feedback`` sets these from a reward ensemble's disagreement.
 
         Raises:
-            DataError: An id is not there, or a priority is no finite number.
+            DataError: An id is not there, or a priority is not a finite number.
         """
         with writing(self.engine) as session:
             for name, priority in priorities.items():

@@ -1,4 +1,4 @@
-"""Between rows of tables and what the store gives and takes: what goes in comes out, or is refused at the door."""
+"""Between rows of tables and what the store gives and takes: what goes in comes out, or is refused on input."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def as_json(value: Any, *, what: str = "It") -> Any:
         return json.loads(text)
     except UnicodeEncodeError as err:
         raise DataError(
-            f"{what} holds half a character ({err.object[err.start]!r}), which is no Unicode text; write it without."
+            f"{what} holds half a character ({err.object[err.start]!r}), which is not Unicode text; write it without."
         ) from None
     except (TypeError, ValueError, RecursionError) as err:
         raise DataError(
@@ -162,7 +162,7 @@ def extras_of(sent: Submission) -> dict[str, Any]:
     """What a submission says in addition to its value, checked.
 
     Raises:
-        DataError: Something of it is no comment, flag, span, share or time.
+        DataError: Something of it is not a comment, flag, span, share or time.
     """
     if len(sent.comment) > MAX_TEXT:
         raise DataError(f"The comment has {len(sent.comment):,} characters; at most {MAX_TEXT:,} are kept.")
@@ -173,7 +173,7 @@ def extras_of(sent: Submission) -> dict[str, Any]:
     if len(sent.spans) > MAX_SPANS:
         raise DataError(f"{len(sent.spans)} passages are marked; at most {MAX_SPANS} are kept.")
     if sent.label_probability is not None and not 0 <= sent.label_probability <= 1:
-        raise DataError(f"label_probability is {sent.label_probability}; it lies between 0 and 1.")
+        raise DataError(f"label_probability is {sent.label_probability}; it must be between 0 and 1.")
     if sent.seconds is not None and not (math.isfinite(sent.seconds) and sent.seconds >= 0):
         raise DataError(f"seconds is {sent.seconds}; a time is at least 0.")
     if not (sent.diff_viewed is None or isinstance(sent.diff_viewed, bool)):

@@ -224,7 +224,7 @@ def check_value(
     kind = TaskKind(look_up({k.value: k for k in TaskKind}, str(kind), kind="kind of task"))
     key, check = _CHECKS[kind]
     if set(value) != {key}:
-        raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has `{key}` alone, such as {SHAPES[kind]}.")
+        raise DataError(f"{where} has the keys {_listed(value)}; a {kind} has only `{key}`, such as {SHAPES[kind]}.")
     checked = check(value[key], num_responses)
     if checked is None:
         raise DataError(f"{where} has {key} = {shortened(value[key])}; wanted {_WANTED[kind].format(n=num_responses)}.")

@@ -241,7 +241,7 @@ def check_origin(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Of anyone who sent a request; behind a proxy that we were told of, what the proxy says (uvicorn puts it there)."""
+    """Of anyone who sent a request; behind a proxy named in the settings, what the proxy says (uvicorn puts it there)."""
     return request.client.host if request.client else "?"
 
 
@@ -312,7 +312,7 @@ def is_for(gate: Gate, token: str, name: str) -> bool:
 def _signed(gate: Gate, token: str) -> tuple[access.Invitation | None, float]:
     """What a token says and when it was made; None where we did not make it, or made it for another store.
 
-    Stores that are no files and are served from one folder sign with one key.
+    Stores that are not files and are served from one folder sign with one key.
     """
     try:
         found, made_at = _serializer(gate._key).loads(token, return_timestamp=True)
@@ -354,7 +354,7 @@ def password_is_right(secret_hash: str | None, password: str) -> bool:
 
 
 class _Turn:
-    """Hashing in turn: a crowd at the door must not take all memory."""
+    """Hashing in turn: many sign-ins at once must not take all memory."""
 
     def __enter__(self) -> None:
         if not _HASHING.acquire(timeout=HASHING_SECONDS):

@@ -108,8 +108,8 @@ def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(
 def report(desk: Annotated[Desk, Depends(the_desk)]) -> JSONResponse:
     """For programs."""
     view = desk.view()
-    told = {"at": view.at.isoformat(), "skipped": asdict(view.skipped), **to_dict(view.findings)}
-    return JSONResponse(told, headers={"Cache-Control": "no-store"})
+    answer = {"at": view.at.isoformat(), "skipped": asdict(view.skipped), **to_dict(view.findings)}
+    return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
 
 def percent(share: float) -> str:
@@ -118,7 +118,7 @@ def percent(share: float) -> str:
 
 
 def declines(found: AnnotatorQuality) -> bool:
-    """Whether somebody agrees with the others less than they did. Like a leaning to a position it is no rule of qualification."""
+    """Whether somebody agrees with the others less than they did. Like a leaning to a position it is not a rule of qualification."""
     return found.drift.measured and found.drift.high < 0
 
 

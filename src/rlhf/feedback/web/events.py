@@ -6,7 +6,7 @@
 
 An event may come late, more than once (its ``key`` is kept once; for another event it is answered 409) and about a
 completion that nobody here has heard of; it is kept as it came. What training makes of each kind, `rlhf feedback export`
-decides. What is no event is answered 422, in a sentence for each fault.
+decides. What is not an event is answered 422, in a sentence for each fault.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ def _fault(event: Mapping[str, Any], name: str, model: type[Event]) -> str:
     """What is wrong with one key."""
     if name not in model.model_fields:
         known = list(model.model_fields)
-        return f"{listed([name])} is no key of {event['kind']!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+        return (
+            f"{listed([name])} is not a key of {event['kind']!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+        )
     got = f"is {_described(event[name])}" if name in event else "is missing"
     return f"`{name}` {got}; wanted {WANTED[name]}."
 

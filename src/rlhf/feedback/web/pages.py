@@ -158,7 +158,7 @@ class AssignmentBody(Body):
 
 
 class HeldBody(Body):
-    """An assignment, and until when the page was told that it is theirs."""
+    """An assignment, and until when the page was promised it."""
 
     assignment: Number
     until: AwareDatetime

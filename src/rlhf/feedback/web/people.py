@@ -95,9 +95,9 @@ def _set_active(request: Request, visitor: Visitor, store: PreferenceStore, name
 
 
 def _page(
-    request: Request, visitor: Visitor, store: PreferenceStore, *, status: int = 200, **told: Any
+    request: Request, visitor: Visitor, store: PreferenceStore, *, status: int = 200, **context: Any
 ) -> HTMLResponse:
-    given: dict[str, Any] = {"link": "", "invited": "", "days": 0, "problem": "", **told}
+    given: dict[str, Any] = {"link": "", "invited": "", "days": 0, "problem": "", **context}
     answer = page(request, visitor, "people.html", people=known_people(store), **given)
     answer.status_code = status
     return answer

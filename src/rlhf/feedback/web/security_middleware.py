@@ -98,7 +98,7 @@ class Shield:
             )
         length = headers.get("content-length", "0")
         if not length.isdecimal():
-            return 400, "The request's length is no number."
+            return 400, "The request's length is not a number."
         if int(length) > self.max_body_bytes:
             return 413, self._too_large()
         return None

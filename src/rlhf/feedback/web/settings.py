@@ -24,7 +24,7 @@ ADDRESS = "address"
 KEY_BYTES = 32
 KEY_SUFFIX = ".key"
 DEFAULT_KEY_FILE = "rlhf-annotation.key"
-"""In the current folder, for a store that is no file; the store knows its fingerprint and refuses another."""
+"""In the current folder, for a store that is not a file; the store knows its fingerprint and refuses another."""
 
 
 class WebSettings(BaseConfig):
@@ -60,7 +60,7 @@ class WebSettings(BaseConfig):
             return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ValueError("wanted scheme and host alone, such as https://label.example.org")
+            raise ValueError("wanted only scheme and host, such as https://label.example.org")
         return f"{parts.scheme}://{parts.netloc}"
 
     @field_validator("signin_tries", "calls", "looks", "events")
@@ -122,7 +122,7 @@ def key_file(engine: Engine) -> Path:
 def signing_key(engine: Engine, file: Path | None = None) -> bytes:
     """The store's signing key; made at the first call, readable for its owner alone.
 
-    A key beside a file is that store's. For a store on a server the key is looked for in a folder that may be the wrong one, so
+    A key next to a file is that store's. For a store on a server the key is looked for in a folder that may be the wrong one, so
     there the store itself says which key it is.
 
     Raises:
@@ -146,7 +146,7 @@ def signing_key(engine: Engine, file: Path | None = None) -> bytes:
             ) from None
     if len(key) != KEY_BYTES:
         raise StorageError(
-            f"{path} has {len(key)} bytes and is no signing key ({KEY_BYTES} bytes). Delete it: a new one is made, and "
+            f"{path} has {len(key)} bytes and is not a signing key ({KEY_BYTES} bytes). Delete it: a new one is made, and "
             "invitations that nobody used yet have to be sent again."
         )
     if on_server:

@@ -52,7 +52,7 @@ class Turn:
 
     @property
     def html(self) -> Markup:
-        """The source as markdown, without the one space that a completion often begins with: it is no indentation."""
+        """The source as markdown, without the one space that a completion often begins with: it is not indentation."""
         source = self.source
         return markdown_html(source[1:] if source[:1] == " " and not source[1:2].isspace() else source)
 
@@ -89,7 +89,7 @@ def _as_code(value: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def markdown_html(text: str) -> Markup:
-    """Markdown as HTML that can do nothing but be read.
+    """Markdown as HTML that can only be read.
 
     A line break stays one, and so does the indentation of a line: in steps, verse, dialogues and code without a fence they are part of
     what is judged. Links stand as their text followed by their address, images as their description and address; neither can be

@@ -50,6 +50,17 @@ def _row(name: str, suite: Mapping[str, Any]) -> dict[str, Any]:
         "tone": TONES[decision],
         "reason": str(ruling.get("reason") or ""),
         "flipped": number(repeat.get("flipped_frac")),
+        "pairs": [_pair(mapping(each)) for each in suite.get("group_differences") or []],
+    }
+
+
+def _pair(found: Mapping[str, Any]) -> dict[str, Any]:
+    p_value = number(found.get("p_value"))
+    return {
+        "groups": [str(group) for group in found.get("groups") or []],
+        "difference": mapping(found.get("difference")),
+        "p_value": p_value,
+        "is_shown": p_value is not None and p_value < 0.05,
     }
 
 

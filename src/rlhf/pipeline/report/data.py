@@ -49,6 +49,10 @@ class StageRecord:
     """What training saw of the data and models that it is measured with; None if not recorded."""
     capabilities: Mapping[str, Any] | None = None
     """Its capabilities.json: suites before and after."""
+    gate: Mapping[str, Any] | None = None
+    """Its gate.json: what a gate decided, and why."""
+    releases: Mapping[str, Any] | None = None
+    """Its registry.json: the registry's history after the decision."""
     profile: Mapping[str, Any] | None = None
     """Its profile.json: where its time went."""
 
@@ -168,6 +172,12 @@ def read_run(folder: Path | str) -> RunRecord:
     for path in sorted(folder.glob("*/capabilities.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).capabilities = found or None
+    for path in sorted(folder.glob("*/gate.json")):
+        gated = _stage(run, path.parent.name)
+        gated.gate = _read_object(run, str(path.relative_to(folder)), "") or None
+        history = path.with_name("registry.json")
+        if history.is_file():
+            gated.releases = _read_object(run, str(history.relative_to(folder)), "") or None
     for path in sorted(folder.glob("*/profile.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).profile = found or None

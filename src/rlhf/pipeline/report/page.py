@@ -20,6 +20,7 @@ from rlhf.pipeline.kinds import REWARD_MODEL
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report.capability_view import capabilities_view
 from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
+from rlhf.pipeline.report.gate_view import gate_view, registry_views
 from rlhf.pipeline.report.plots import reuse_plots
 from rlhf.pipeline.report.template_cache import kept_templates
 from rlhf.pipeline.report.views import (
@@ -172,6 +173,13 @@ def _capabilities(run: RunRecord) -> dict[str, Any]:
     return {"reports": [capabilities_view(stage) for stage in run.stages.values() if stage.capabilities]}
 
 
+def _gates(run: RunRecord) -> dict[str, Any]:
+    return {
+        "gates": [gate_view(stage) for stage in run.stages.values() if stage.gate],
+        "registries": registry_views(run.stages.values()),
+    }
+
+
 def _process(run: RunRecord) -> dict[str, Any]:
     return {"processes": [{"stage": stage, "quality": part} for stage, part in run.parts("process_reward_model")]}
 
@@ -196,6 +204,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("changes", "What changed", _changes),
     Section("metrics", "Metrics", _metrics),
     Section("solving", "Problems solved", _solving),
+    Section("gates", "Gates", _gates),
     Section("capabilities", "Capabilities", _capabilities),
     Section("samples", "Before and after", _samples),
     Section("hacking", "Was the reward gamed?", _hacking),

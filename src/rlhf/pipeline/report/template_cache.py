@@ -12,7 +12,7 @@ from rlhf.files import user_cache
 
 
 class _Cache(jinja2.FileSystemBytecodeCache):
-    """Jinja's, which compares the source of a template with what was compiled; a disk that can't take it is no error."""
+    """Jinja's, which compares the source of a template with what was compiled; a disk that can't take it is not an error."""
 
     def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
         """Into the bucket, where there is something."""

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rlhf.data.message_text import counted
+from rlhf.evaluation.gold_over_kl import GoldOverKL
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
-from rlhf.formatting import mapping, number, shares_of_100
+from rlhf.formatting import mapping, number, plain_number, shares_of_100
 from rlhf.pipeline.report.alarms import alarm_steps
 from rlhf.pipeline.report.data import RunRecord, StageRecord, sorted_points
-from rlhf.pipeline.report.plots import ONE, THREE, TWO, Panel, Series, calibration_panel, line_panel, sureness_panel
+from rlhf.pipeline.report.plots import (
+    MUTED,
+    ONE,
+    THREE,
+    TWO,
+    Panel,
+    Series,
+    calibration_panel,
+    line_panel,
+    sureness_panel,
+)
+
+CURVE_POINTS = 60
+"""Of a fitted line."""
+GOLD_FIELDS = [each.name for each in fields(GoldOverKL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +251,12 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
         title, label = "Scores by distance from the reference", "KL from the reference, nats per sequence"
         size = counted(_block_size(len(points)), "rollout")
         path = f"Each point is the mean of {size}, joined in order of training: the line turns back where the KL fell."
-        panels.append(line_panel(title, by_kl, x_label=label, unit="points", note=path))
+        fitted, marks, about = _fitted_gold(mapping(evaluation.get("gold_over_kl")))
+        panels.append(
+            line_panel(
+                title, [*by_kl, *fitted], marks=marks, x_label=label, unit="points", note=f"{path} {about}".strip()
+            )
+        )
     if (kl := _series(points, "step", "kl", "KL", ONE)) is not None:
         panels.append(line_panel("Distance over time", [kl], unit="KL, nats per sequence"))
     doubted = stage.verdict.doubts_the_judge
@@ -249,6 +269,26 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
         "rollouts": len(points),
         "judge_note": note,
     }
+
+
+def _fitted_gold(found: Mapping[str, Any]) -> tuple[list[Series], dict[str, float] | None, str]:
+    """The curve through the judge's scores, the mark of its peak, and a sentence."""
+    numbers = {name: value for name in GOLD_FIELDS if (value := number(found.get(name))) is not None}
+    if not {"start", "alpha", "beta", "min_kl", "max_kl"} <= numbers.keys():
+        return [], None, ""
+    curve = GoldOverKL(**{name: numbers.get(name, math.nan) for name in GOLD_FIELDS})
+    step = (curve.max_kl - curve.min_kl) / (CURVE_POINTS - 1)
+    xs = [curve.min_kl + step * i for i in range(CURVE_POINTS)]
+    series = [Series("fitted to the judge", xs, curve(xs).tolist(), MUTED)]
+    if not math.isfinite(curve.peak_low):
+        return series, None, "The fitted curve has no sure peak within the distances that were seen."
+    interval = f"{plain_number(curve.peak_low)} to {plain_number(curve.peak_high)}"
+    peak = plain_number(curve.peak_kl)
+    return (
+        series,
+        {"fitted peak": curve.peak_kl},
+        f"The fitted curve is highest at a KL of {peak} nats (95 % interval {interval}).",
+    )
 
 
 def solving_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:

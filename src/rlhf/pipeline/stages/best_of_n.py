@@ -127,10 +127,10 @@ def _tell_unscored(unscored: Sequence[str], asked: Sequence[Candidate], scorer: 
     """
     if not unscored:
         return
-    told = f"the reward {scorer.name} gave no score for {len(unscored)} of {counted(len(asked), 'completion')}"
+    problem = f"the reward {scorer.name} gave no score for {len(unscored)} of {counted(len(asked), 'completion')}"
     if len(unscored) == len(asked):
-        raise RewardError(f"{at.name}: {told}, so there is nothing to choose by; the first, of prompt {unscored[0]}")
-    at.log.alarm(f"{at.name}: {told}, which were left out; the first, of prompt {unscored[0]}")
+        raise RewardError(f"{at.name}: {problem}, so there is nothing to choose by; the first, of prompt {unscored[0]}")
+    at.log.alarm(f"{at.name}: {problem}, which were left out; the first, of prompt {unscored[0]}")
 
 
 def _outcome(

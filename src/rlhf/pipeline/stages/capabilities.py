@@ -28,7 +28,7 @@ MIN_SHOWN = 10
 def run_capabilities(stage: CapabilitiesStage, at: StageContext) -> StageOutcome:
     """Ask both, compare, and look for the suites' texts in what the policy learned from."""
     seed = seed_of(stage.seed)
-    sources = [_resolved(source, at) for source in stage.suites]
+    sources = [resolved_suite(source, at) for source in stage.suites]
     tester = CapabilityTester(
         sources,
         seed=seed,
@@ -62,6 +62,10 @@ def run_capabilities(stage: CapabilitiesStage, at: StageContext) -> StageOutcome
             f"{found['num_items']} of {found['of']} items of the suite {name} are in what the policy learned from (item {first['item']}: "
             f"{first['place']}): its score says little about new questions."
         )
+    for name, each in report.suites.items():
+        for pair in each.group_differences:
+            if pair.is_shown:
+                at.log.alarm(f"{name}: {pair}")
     return StageOutcome(headline(report), summary(report))
 
 
@@ -91,8 +95,8 @@ def find_contamination(stage: CapabilitiesStage, suites: list[Suite], at: StageC
     return {"suites": found, "unread": list(dict.fromkeys(unread))}
 
 
-def _resolved(source: str | SuiteConfig, at: StageContext) -> str | SuiteConfig:
-    """With files where it names ``stage:`` inputs."""
+def resolved_suite(source: str | SuiteConfig, at: StageContext) -> str | SuiteConfig:
+    """A suite with files where it names ``stage:`` inputs."""
     if isinstance(source, str):
         return at.path(source)
     return source if source.data is None else source.updated(data=at.path(source.data))

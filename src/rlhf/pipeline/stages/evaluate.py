@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.gates import GateStage
 from rlhf.config.stages import EvaluateStage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.accepted import ACCEPTED
@@ -26,11 +27,14 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.evidence import called, judge_called, judge_texts, training_between
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, longest_row, read_prompts
 from rlhf.pipeline.stages.judging import open_judge, tell_cuts
 from rlhf.pipeline.validate.independence import leakage_in_recipe
 from rlhf.pipeline.verdicts import independence_of
+from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.verdict_cache import FILE as VERDICTS
+from rlhf.rewards.pairwise.votes import PairwiseJudge
 from rlhf.rollout.engines import build_engine
 
 
@@ -52,7 +56,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     with whose, at.log.progress(at.name, asks * len(prompts) * stage.samples_per_prompt) as bar:
         inputs = MetricInputs(
             model=policy, prompts=prompts, sampling=stage.sampling, samples_per_prompt=stage.samples_per_prompt, seed=seed,
-            needs=_needs(stage, at, policy, baseline, reward_model, judge), name=called(stage.policy.path),
+            needs=metric_needs(stage, at, policy, baseline, reward_model, judge), name=called(stage.policy.path),
             build_engine=functools.partial(build_engine, config=stage.engine), progress=bar.advance,
         )  # fmt: skip
         if baseline is not None:
@@ -76,8 +80,8 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     return StageOutcome(evaluation.headline(), summary)
 
 
-def _needs(
-    stage: EvaluateStage,
+def metric_needs(
+    stage: EvaluateStage | GateStage,
     at: StageContext,
     policy: PolicyModel,
     baseline: PolicyModel | None,
@@ -100,8 +104,17 @@ def _needs(
         texts=at.path(stage.texts) if stage.texts else None,
         toxicity_classifier=stage.toxicity_classifier,
         refusal_patterns=at.path(stage.refusal_patterns) if stage.refusal_patterns else None,
+        pairwise_judge=_pairwise_judge(stage, at),
+        tie_band=stage.tie_band,
         solved_at=stage.solved_at,
     )
+
+
+def _pairwise_judge(stage: EvaluateStage | GateStage, at: StageContext) -> PairwiseJudge | None:
+    """Its verdicts are kept in the run's folder, where a stage that is done again finds them."""
+    if stage.pairwise_judge is None:
+        return None
+    return build_judge(resolved(stage.pairwise_judge, at), cache=at.run_dir / VERDICTS)
 
 
 def _compared(
@@ -123,7 +136,7 @@ def _compared(
     evaluation = evaluate_policies(
         inputs.model, inputs.baseline.model, inputs.prompts, judge,
         reward_model=reward_model, pairs=pairs, sampling=stage.sampling,
-        samples_per_prompt=stage.samples_per_prompt, seed=inputs.seed, completions=(inputs.completions, before),
+        samples_per_prompt=stage.samples_per_prompt, tie_band=stage.tie_band, seed=inputs.seed, completions=(inputs.completions, before),
         names=(inputs.name, inputs.baseline.name),
         judge_called=judge_called(stage.judge), judge_knows=None if isinstance(knows, str) else knows,
     )  # fmt: skip

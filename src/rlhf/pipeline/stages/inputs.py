@@ -54,7 +54,7 @@ def load_for_training(config: ModelConfig, at: StageContext, *, seed: int) -> Po
 def open_datasets(
     stage: Any, at: StageContext, kind: Any, streaming: Any, model: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Training and held-out rows; one that is longer than the model's context is told by file and line, before anything is trained."""
+    """Training and held-out rows; one that is longer than the model's context is reported by file and line, before anything is trained."""
     limit = longest_row(stage.max_length, model)
     options = {**options, "max_length": limit, "on_bad_row": stage.on_bad_row, "columns": stage.columns}
     workers, source = stage.data_workers, at.paths(stage.data)
@@ -109,12 +109,12 @@ def filtered_rows(data: DataT, wanted: RowFilter | None, at: StageContext, key: 
     unique = data.deduplicate(near=near) if wanted.dedup else data
     with at.naming("row_filter"):
         kept = unique.filter_length(min_tokens=wanted.min_length, max_tokens=wanted.max_length)
-    told = (
+    line = (
         f"{key}: {counted(len(data) - len(unique), 'duplicate')} and {len(unique) - len(kept):,} too short or too long left out, "
         f"{len(kept):,} of {counted(len(data), 'row')} kept"
     )
-    at.log.write("note", message=told)
-    at.log.say(f"  {told}")
+    at.log.write("note", message=line)
+    at.log.say(f"  {line}")
     return kept
 
 
@@ -167,14 +167,14 @@ def read_prompts(
     at.log.write("note", message=f"prompts: {data.report.to_text()}")
     prompts = list(filtered_rows(data, row_filter, at, key))
     with at.naming(key):
-        if told := count_unverifiable(prompts):
-            at.log.write("note", message=f"{key}: {told}")
-            at.log.say(f"  {key}: {told}")
+        if line := count_unverifiable(prompts):
+            at.log.write("note", message=f"{key}: {line}")
+            at.log.say(f"  {key}: {line}")
     return prompts
 
 
 def penalties_of(stage: PolicyTraining, policy: PolicyModel, at: StageContext) -> list[ElasticWeightConsolidation]:
-    """What the settings hold a policy to, beside its reference: to be appended to a trainer's, while the policy is as it came."""
+    """What the settings hold a policy to, in addition to its reference: to be appended to a trainer's, while the policy is as it came."""
     if stage.ewc is None:
         return []
     ewc, seed = stage.ewc, derive_seed(seed_of(getattr(stage, "seed", None)), "ewc")
@@ -225,10 +225,10 @@ def save_model(
 
 
 def num_rows(data: Any, noun: str) -> str:
-    """``55 rows (5 of 60 left out: 4 bad, 1 too long)``: for people, so that no row goes without a word."""
+    """``55 rows (5 of 60 left out: 4 bad, 1 too long)``: for people, so that no row is left out silently."""
     if not hasattr(data, "__len__"):
         return f"streamed {noun}s"
     counts = left_out(data.report)
-    told = f" ({sum(counts.values()):,} of {data.report.num_rows:,} left out: " if counts else ""
-    told += ", ".join(f"{count:,} {what}" for what, count in counts.items()) + ")" if counts else ""
-    return f"{len(data)} {noun}{'' if len(data) == 1 else 's'}{told}"
+    omitted = f" ({sum(counts.values()):,} of {data.report.num_rows:,} left out: " if counts else ""
+    omitted += ", ".join(f"{count:,} {what}" for what, count in counts.items()) + ")" if counts else ""
+    return f"{len(data)} {noun}{'' if len(data) == 1 else 's'}{omitted}"

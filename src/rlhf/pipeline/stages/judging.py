@@ -55,9 +55,9 @@ def open_judge(spec: RewardSpec, at: StageContext, *, on_error: OnError = "raise
 
 def tell_cuts(judge: Judge, at: StageContext, *others: str) -> None:
     """Say how many samples were too long for a judge, where any was, and what ``others`` there is to say of that."""
-    for told in (*(cuts_told(judge, whom="the judge") if isinstance(judge, Scorer) else ()), *others):
-        at.log.write("note", message=told)
-        at.log.say(f"  {escape(told)}")
+    for line in (*(cuts_told(judge, whom="the judge") if isinstance(judge, Scorer) else ()), *others):
+        at.log.write("note", message=line)
+        at.log.say(f"  {escape(line)}")
 
 
 def weighted(judge: Callable[..., Sequence[Any]], weight: float) -> Callable[..., Sequence[Any]]:

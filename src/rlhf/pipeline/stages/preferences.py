@@ -67,7 +67,9 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                 rows += found
                 bar.advance(by=len(found))
         if len(rows) < count:
-            rest = "the others were ties" if stage.rows == "preference" else "of the others the annotator told nothing"
+            rest = (
+                "the others were ties" if stage.rows == "preference" else "the annotator gave no verdict on the others"
+            )
             at.log.alarm(
                 f"{name}: {counted(asked, 'prompt')} gave {counted(len(rows), noun)}, {count} were wanted; {rest}."
             )

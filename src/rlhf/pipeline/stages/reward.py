@@ -57,8 +57,8 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     result, metrics = train(stage, at, model, rows, held_out)
     accuracy = "nothing held out"
     if held_out is not None:
-        told = describe(metrics, {"eval/accuracy": "accuracy", "eval/error": "error"})
-        accuracy = f"held-out {told}" if told else f"held-out rows are all ties (loss {metrics['eval/loss']:.3f})"
+        summary = describe(metrics, {"eval/accuracy": "accuracy", "eval/error": "error"})
+        accuracy = f"held-out {summary}" if summary else f"held-out rows are all ties (loss {metrics['eval/loss']:.3f})"
         if pairs := pairs_of(held_out):
             quality = judge_reward_model(model, pairs, seed=seed)
             write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
@@ -83,8 +83,8 @@ def _remedy(stage: RewardStage, model: RewardModel) -> str:
     far = far_from_usual(stage.learning_rate, stage.kind, model.num_parameters // stage.num_models, is_lora=is_lora)
     if far is None:
         return "Train longer or on more rows, or hold out more,"
-    usual, told = far
-    return f"The learning rate {told}: set learning_rate={usual:g}, then train longer or on more rows,"
+    usual, summary = far
+    return f"The learning rate {summary}: set learning_rate={usual:g}, then train longer or on more rows,"
 
 
 def pairs_of(groups: Sequence[Group]) -> Sequence[Group]:

@@ -24,7 +24,7 @@ or ``completions``, its steps; ``labels``, whether each is right; ``label``, whe
 ``outcomes``); and any further columns. Joined, the steps are the completion."""
 
 PROMPTS_AT_ONCE = 256
-"""Asked in one call; a sample does not depend on what is asked beside it."""
+"""Asked in one call; a sample does not depend on what else is asked in it."""
 
 
 def run_step_labels(stage: StepLabelsStage, at: StageContext) -> StageOutcome:

@@ -14,6 +14,7 @@ first_rows    its layout and columns compared with what the stage expects, bad r
 row_checks    (deep) how many there are, steps, prompts that leak
 splits        (deep) what a stage does with its rows before the first step: the held-out share, KTO's reference point
 lengths       (deep) rows tokenized: what is cut, left out, or longer than the model was made for; tokenizers
+own_code      names of losses, builders and trainers inside this package: do they lead to a function
 functions     reward functions imported in another process, their arguments compared with the columns
 check         all of the above in order
 

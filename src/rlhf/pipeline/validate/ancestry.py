@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import Names, named_things
+from rlhf.config.judges import JudgeBase
 from rlhf.config.recipe import STAGE
-from rlhf.config.rewards import RewardBase, training_rewards_of
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import training_rewards_of
 from rlhf.config.schema import stage_classes
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage
@@ -259,16 +261,16 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
         if model.stage.kind not in MODEL_STAGES:
             yield Root(f"stage {model.name}")
             return
-        path = model.stage.model.path
-        model = model.behind(path, "model.path") if path is not None else Root("", is_known=True)
+        path = model.stage.start.path
+        model = model.behind(path, f"{model.stage.start_key}.path") if path is not None else Root("", is_known=True)
 
 
-def models_of(spec: RewardBase, place: str, owner: Made) -> list[Made | Root]:
+def models_of(spec: RewardBase | JudgeBase, place: str, owner: Made) -> list[Made | Root]:
     """The models that a reward or a judge uses."""
     return [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
 
 
-def is_trained_against(made: Made, judge: RewardBase, asked: Made) -> bool:
+def is_trained_against(made: Made, judge: RewardBase | JudgeBase, asked: Made) -> bool:
     """Whether a stage's reward, or a part of it, gives the verdicts of a judge (of the stage ``asked``); or the one that chose its
     rows did."""
     if isinstance(made.stage, PolicyStage | BestOfNStage):
@@ -289,7 +291,7 @@ def is_trained_against(made: Made, judge: RewardBase, asked: Made) -> bool:
     )
 
 
-def _verdicts(spec: RewardBase, place: str, owner: Made) -> dict[str, object]:
+def _verdicts(spec: RewardBase | JudgeBase, place: str, owner: Made) -> dict[str, object]:
     """What decides a judge's verdicts; a function by its content where that is recorded, as paths differ between runs."""
     found: dict[str, object] = spec.model_dump(exclude=NOT_OF_A_VERDICT)
     for inner, text, names in named_things(spec):

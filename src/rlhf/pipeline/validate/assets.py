@@ -7,7 +7,7 @@ from rlhf.pipeline.validate.problems import Problem, Review
 
 
 def tell_missing_assets(review: Review) -> None:
-    """Put one error in the place of all those about files below ``${RLHF_ASSETS}``, where that is no folder."""
+    """Report one error instead of all those about files below ``${RLHF_ASSETS}``, where that is not a folder."""
     if (assets := missing_assets()) is None:
         return
     missing = [p for p in review.problems if f"{assets}/" in p.message]

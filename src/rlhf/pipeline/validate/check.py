@@ -19,6 +19,7 @@ from rlhf.pipeline.validate.draft import draft_of
 from rlhf.pipeline.validate.first_rows import check_first_rows
 from rlhf.pipeline.validate.functions import check_functions
 from rlhf.pipeline.validate.input_paths import check_places
+from rlhf.pipeline.validate.own_code import check_own_code
 from rlhf.pipeline.validate.problems import Problem, Review, Validation
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources
@@ -80,7 +81,7 @@ def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool
     """Validate a recipe's file; where some of its settings are not valid, what can be known of the rest is found too.
 
     Raises:
-        ConfigError: It is not there, is no YAML, or an override can't be applied: there is nothing to look at.
+        ConfigError: It is not there, is not YAML, or an override can't be applied: there is nothing to look at.
     """
     written, source = read_yaml(path), str(path)
 
@@ -135,6 +136,7 @@ def _look(review: Review) -> None:
         check_splits(review)
     else:
         review.leave(f"tokenizers and rows after the first {QUICK_ROWS}")
+    check_own_code(review)
     check_functions(review)
     tell_missing_assets(review)
 

@@ -71,7 +71,7 @@ def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found:
         if stage.use_label_probability
         else []
     )
-    wanted += [("loss", "strength", " or ".join(Strength))] if stage.loss == "graded" else []
+    wanted += [("loss", "strength", " or ".join(Strength))] if stage.judgment_formula.needs_strength else []
     for key, column, what in wanted:
         lacking = [row for row in judged if row.columns.get(column, getattr(row, column, None)) is None]
         if lacking and rows.key == "data":

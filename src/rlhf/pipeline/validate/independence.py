@@ -14,8 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf.config.gates import GateStage
+from rlhf.config.judges import JudgeBase
 from rlhf.config.reasoning_stages import PassAtKStage
-from rlhf.config.rewards import RewardBase, training_rewards_of
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import training_rewards_of
 from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, PolicyStage, Stage, stage_adapter
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (
@@ -76,7 +79,7 @@ def by_name(asked: Made, policy: Sequence[Made | Root], baseline: Sequence[Made 
 
 def find_leakage(
     stages: Mapping[str, Stage],
-    evaluation: EvaluateStage | PassAtKStage,
+    evaluation: EvaluateStage | PassAtKStage | GateStage,
     *,
     run: Path | None = None,
     runs: Path | None = None,
@@ -96,13 +99,17 @@ def find_leakage(
     """
     around = Surroundings(run, runs, stages, reads_records=reads_records)
     asked = Made("", evaluation, around)
-    policy = _models(asked, "policy", evaluation.policy.path)
-    baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
+    if isinstance(evaluation, GateStage):  # who is champion shows when it runs
+        policy, baseline = _models(asked, evaluation.start_key, evaluation.start.path), []
+    else:
+        policy = _models(asked, "policy", evaluation.policy.path)
+        baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
-    if isinstance(evaluation, EvaluateStage) and evaluation.judge is not None:
-        judges = models_of(evaluation.judge, "judge", asked)
-        found = _seen_judge(asked, evaluation.judge, judges, policy)
+    judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
+    if isinstance(evaluation, EvaluateStage | GateStage) and judge is not None:
+        judges = models_of(judge, "judge", asked)
+        found = _seen_judge(asked, judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)
     origins = [model for first in judges for model in ancestors(first)]
     unknown = [
@@ -138,7 +145,7 @@ class SharedJudge:
 
     @property
     def refusal(self) -> str:
-        """Why it is no held-out judge; empty where it is one."""
+        """Why it is not a held-out judge; empty where it is one."""
         if self.is_reward:
             return (
                 "It is the reward that the policy is trained against, or has its weights: it shares every flaw that it should find. "
@@ -200,7 +207,9 @@ def _models(asked: Made, place: str, path: str | None) -> list[Made | Root]:
     return list(ancestors(asked.behind(path, f"{place}.path"))) if path is not None else []
 
 
-def _seen_judge(asked: Made, judge: RewardBase, judges: list[Made | Root], policy: list[Made | Root]) -> Leakage:
+def _seen_judge(
+    asked: Made, judge: RewardBase | JudgeBase, judges: list[Made | Root], policy: list[Made | Root]
+) -> Leakage:
     """What the judge has to do with the policy."""
     made = [model for model in policy if isinstance(model, Made) and model.stage.kind not in JUDGE_KINDS]
     against = [model.name for model in made if is_trained_against(model, judge, asked)]

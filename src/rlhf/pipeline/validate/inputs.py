@@ -97,7 +97,7 @@ def root_model(stages: Mapping[str, Stage], config: ModelConfig) -> ModelConfig 
         if parent is None or name in seen or parent.kind not in MODEL_STAGES:
             return None
         seen.add(name)
-        config = parent.model
+        config = parent.start
     return config
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.model import AUTO, ModelConfig
 from rlhf.config.stages import (
     PolicyTraining,
@@ -165,23 +163,8 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
 
 def _check_engine(review: Review, stage: Stage) -> None:
     """An interpreter that is not there is better known now than when the stage before has trained for a day."""
-    engine = stage.engine
-    if not isinstance(engine, VLLMEngineConfig):
-        return
-    if engine.python is None and importlib.util.find_spec("vllm") is None:
-        review.error(
-            "engine.python",
-            "There is no vLLM in this environment. It pins its own torch, so install it in a separate environment (docs/vllm.md) "
-            "and set engine.python to its interpreter, such as /opt/vllm/bin/python. To install it in this one: "
-            f"{pip_line('vllm')}",
-            MissingExtraError,
-        )
-    if engine.python is not None and shutil.which(engine.python) is None:
-        review.error(
-            "engine.python",
-            f"There is no interpreter {engine.python}; set it to that of the environment with vLLM.",
-            ConfigError,
-        )
+    for setting, message, kind in stage.engine.missing():
+        review.error(f"engine.{setting}", message, kind)
 
 
 def _pip_line(package: str, extra: str) -> str:

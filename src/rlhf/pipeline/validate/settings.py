@@ -8,7 +8,8 @@ from typing import Any
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.rewards import LearnedRewardConfig, RewardBase, RulesRewardConfig, training_rewards_of
+from rlhf.config.reward_base import RewardBase
+from rlhf.config.rewards import LearnedRewardConfig, RulesRewardConfig, training_rewards_of
 from rlhf.config.stages import (
     DataInputs,
     EvaluateStage,
@@ -28,7 +29,7 @@ from rlhf.pipeline.validate.problems import Review
 
 LARGE_BETA = 100
 SMALL_BETA = 1000
-"""So far from the default of its method, a beta is more likely a slip of the pen than a choice; SPPO's authors have 0.001."""
+"""So far from the default of its method, a beta is more likely a typing error than a choice; SPPO's authors have 0.001."""
 HIGHER_IS_BETTER = frozenset(
     {
         "eval/accuracy",

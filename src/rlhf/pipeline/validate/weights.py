@@ -111,7 +111,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise ModelError(f"{path} is no safetensors file, or was cut short in its header ({size:,} bytes). {AGAIN}")
+            raise ModelError(
+                f"{path} is not a safetensors file, or was cut short in its header ({size:,} bytes). {AGAIN}"
+            )
         text = file.read(length)
     try:
         header: dict[str, Any] = json.loads(text)
@@ -177,7 +179,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         where = where_models_are(folder) or "Give the folder that transformers saved."
-        raise ModelError(f"{folder} is no model folder: it has no config.json. {where}")
+        raise ModelError(f"{folder} is not a model folder: it has no config.json. {where}")
     config = _read_json(path)
     check_not_quantized(path, config)
     return config

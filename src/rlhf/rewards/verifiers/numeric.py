@@ -37,7 +37,7 @@ def verify(text: str, reference: Any, *, where: Sequence[str], tolerance: float,
     Args:
         text: The completion.
         reference: A number, or a text that holds one as a completion would, such as GSM8K's whole solutions.
-        where: Marks at which an answer is looked for, in order; ``last_number`` is no mark, but what to do without.
+        where: Marks at which an answer is looked for, in order; ``last_number`` is not a mark, but what to do without.
         tolerance: How far off it may be.
         relative_tolerance: The same, times the reference.
 
@@ -61,7 +61,7 @@ def _wanted(reference: Any) -> Fraction:
         if found is not None:
             return found
     raise BadReferenceError(
-        f"holds {str(reference)[-60:]!r}, which is no number; wanted one, or a solution with '#### 42'"
+        f"holds {str(reference)[-60:]!r}, which is not a number; wanted one, or a solution with '#### 42'"
     )
 
 

@@ -9,7 +9,7 @@ from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
 
 
 def check_reference(reference: Any) -> None:
-    """Refuse what is no text.
+    """Refuse what is not text.
 
     Raises:
         BadReferenceError: It is not.

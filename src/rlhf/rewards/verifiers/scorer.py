@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import (
     ExactRewardConfig,
     JSONRewardConfig,
     MathRewardConfig,
     NumericRewardConfig,
     PatternRewardConfig,
-    RewardBase,
 )
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, require

@@ -12,11 +12,11 @@ from rlhf.training.log import TrainingLogger
 from rlhf.training.monitoring.guards import Alarm, Finding, Guards, gravest, repetition, worst_samples
 
 SHOWN = 3
-"""Samples beside an alarm."""
+"""Samples shown with an alarm."""
 NAMED = 5
 """Samples named in a message."""
 LONGEST_TEXT = 2000
-"""Characters of a prompt or a completion beside an alarm."""
+"""Characters of a prompt or a completion shown with an alarm."""
 
 
 class Watch:

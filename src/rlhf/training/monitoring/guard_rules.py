@@ -96,7 +96,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class MetricHistory:
-    """What a guard may look at beside its own metric."""
+    """What a guard may look at in addition to its own metric."""
 
     now: Mapping[str, float]
     """The finite metrics of a step; those of the algorithm without its name before them."""

@@ -43,7 +43,7 @@ class Alarm:
     """Newest step whose weights showed nothing yet, where it is not the step before."""
 
     def fields(self) -> dict[str, Any]:
-        """For ``TrainingLogger.alarm``, beside message and step."""
+        """For ``TrainingLogger.alarm``, in addition to message and step."""
         return {
             "guard": self.guard,
             "metric": self.metric,
@@ -149,7 +149,7 @@ class Guards:
         return False
 
     def _not_finite(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """One alarm for all metrics that are no number now."""
+        """One alarm for all metrics that are not numbers now."""
         if self.config.action_of("finite") == "off":
             return []
         loss_and_gradient = [name for name in metrics if name == "loss/train" or name.startswith("grad_norm")]
@@ -208,7 +208,7 @@ def worst_samples(alarm: Alarm, samples: Iterable[Mapping[str, Any]], *, count: 
         value = row.get(column)
         if not isinstance(value, int | float):
             return 2, 0.0
-        return (1, sign * value) if math.isfinite(value) else (0, 0.0)  # what is no number is the worst
+        return (1, sign * value) if math.isfinite(value) else (0, 0.0)  # what is not a number is the worst
 
     return sorted(rows, key=place)[:count]
 

@@ -27,7 +27,7 @@ ANSWERED = {
     "LearnedRewardModel": "LearnedReward", "EnsembleRewardModel": "EnsembleReward", "ActorCriticLM": "value_model: shared",
     "PPOModel": "value_model: shared", "RewardModelWithMargin": "margin", "ReferenceModelManager": "moving_reference",
 }  # fmt: skip
-"""Names that are no names here -> what the answer says to use."""
+"""Names that are not names here -> what the answer says to use."""
 LOSSES = {
     "BradleyTerryLoss": "bradley_terry_loss", "PlackettLuceLoss": "plackett_luce_loss", "MarginRankingLoss": "hinge_margin_loss",
     "LabelSmoothingPreferenceLoss": "bradley_terry_loss", "DPOLoss": "dpo_loss", "IPOLoss": "ipo_loss", "KTOLoss": "kto_loss",

@@ -159,7 +159,7 @@ def test_processes_and_rows_can_be_said(tmp_path):
 def test_a_step_that_splits_groups_is_rounded_up_and_said(tmp_path):
     stage, lines = from_yaml(tmp_path, "num_generations: 8\nper_device_train_batch_size: 2\nsteps_per_generation: 8\n")
     assert (stage.minibatch_size, stage.prompts_per_rollout) == (8, 2)
-    assert "no multiple of 8" in lines["per_device_train_batch_size"].note
+    assert "not a multiple of 8" in lines["per_device_train_batch_size"].note
 
 
 @pytest.mark.parametrize(

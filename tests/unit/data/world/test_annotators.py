@@ -37,7 +37,7 @@ def test_a_comparison_says_how_clear_it_is_and_tells_ties():
     assert (clear["preference"], clear["strength"]) == ("a", "significantly")  # 1.5 against -1.0
     (tie,) = labels_of(compare, [RUBBISH, " Pig pig pig pig."])
     assert tie == {"completion_a": RUBBISH, "completion_b": " Pig pig pig pig.", "preference": "tie", "flipped": False}
-    assert labels_of(compare, [RIGHT, RIGHT]) is None, "equal texts are no comparison"
+    assert labels_of(compare, [RIGHT, RIGHT]) is None, "equal texts are not a comparison"
 
 
 def test_what_is_right_is_good_and_what_is_not_is_bad():

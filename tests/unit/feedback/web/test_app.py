@@ -213,7 +213,7 @@ def test_a_comment_comes_back_as_it_was_sent_or_is_mended(tmp_path, place):
         }
         answer = ann.post("/api/judgments", content=json.dumps(body), headers={"content-type": "application/json"})
         assert answer.status_code in (200, 422), answer.text
-        assert answer.status_code == 200 or "\ud83d" in comment, "half a character is the one thing that is no text"
+        assert answer.status_code == 200 or "\ud83d" in comment, "half a character is the one thing that is not text"
         if answer.status_code == 422:
             ann.post("/api/skip", json={"assignment": mine})
     kept = [judgment.comment for judgment in site.store.judgments()]

@@ -382,7 +382,7 @@ def test_another_folders_key_signs_no_link_of_a_store_on_a_server(postgres_serve
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match="such as 10/minute"):
         WebSettings(calls="often")
-    with pytest.raises(ConfigError, match="scheme and host alone"):
+    with pytest.raises(ConfigError, match="only scheme and host"):
         WebSettings(public_url="label.example.org/path")
     assert WebSettings(host="::1", port=7).base_url == "http://[::1]:7"
     assert WebSettings(public_url="https://label.example.org/").base_url == "https://label.example.org"

@@ -74,7 +74,7 @@ def test_a_leaning_to_a_position_is_shown_where_it_was_measured_and_not_as_a_mis
     html = signed_in(store, "boss", "owner").get("/dashboard", headers=PAGE).text
     (row,) = (part for part in html.split("<tr>") if 'scope="row">lazy<' in part)
     assert row.count("position bias") == 1
-    assert "leans" not in row.partition('class="reasons"')[2], "a leaning is no rule of qualification"
+    assert "leans" not in row.partition('class="reasons"')[2], "a leaning is not a rule of qualification"
     assert "leans" not in next(part for part in html.split("<tr>") if 'scope="row">good<' in part)
 
 

@@ -62,7 +62,7 @@ def test_many_come_in_one_request_and_about_completions_nobody_knows(site, progr
         ({"kind": "thumb"}, "`kind` is a string ('thumb'); wanted thumbs, edit, regenerate, vote. Did you mean 'thumbs'?"),
         ({"kind": None}, "`kind` is null; wanted thumbs, edit, regenerate, vote."),
         ({"up": "perhaps"}, "`up` is a string ('perhaps'); wanted true or false."),
-        ({"promt": "x"}, "'promt' is no key of 'thumbs'. Did you mean 'prompt'? Known: key, completion_id, "),
+        ({"promt": "x"}, "'promt' is not a key of 'thumbs'. Did you mean 'prompt'? Known: key, completion_id, "),
         ({"key": ""}, "`key` is a string (''); wanted 1 to 64 printable ASCII characters without spaces."),
         ({"key": "with space"}, "`key` is a string ('with space'); wanted 1 to 64 printable"),
         ({"completion_id": "c" * 256}, "`completion_id` is a text of 256 characters; wanted 1 to 255 characters"),

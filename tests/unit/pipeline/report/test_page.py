@@ -110,7 +110,7 @@ def test_the_page_is_well_formed_and_has_one_title_and_one_main(page):
     found = Page(page)
     assert len(found.of("title")) == len(found.of("main")) == len(found.of("h1")) == 1
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
-    assert len(ids) == len(set(ids)), "an id stands twice"
+    assert len(ids) == len(set(ids)), "an id appears twice"
     targets = [attributes["href"] for attributes in found.of("a")]
     assert {target.removeprefix("#") for target in targets} <= set(ids)
 

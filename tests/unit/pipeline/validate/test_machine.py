@@ -61,7 +61,7 @@ def test_a_run_in_progress_is_told_with_its_owner(tree, tmp_path):
         assert problems_of(tree, deep=False) == [], "a run asks for the lock itself, and a dry run needs none"
     assert (problem.key, problem.kind) == ("name", RunBusyError)
     assert f"process 4711 on elsewhere, for 2 hours (rlhf run {folder.name})" in problem.message
-    assert problems_of(tree, deep=True) == [], "a lock that nobody holds is no obstacle"
+    assert problems_of(tree, deep=True) == [], "a lock that nobody holds is not an obstacle"
 
 
 def test_a_disk_that_is_too_small_is_told_with_what_is_needed(tree, monkeypatch):

@@ -99,7 +99,7 @@ def test_assets_that_are_not_there_are_one_complaint(tree, tmp_path, monkeypatch
         text = "RLHF_ASSETS is not set, and its default ../shared/assets is not there"
     else:
         monkeypatch.setenv("RLHF_ASSETS", given)
-        text = f"RLHF_ASSETS is {given}, which is no folder"
+        text = f"RLHF_ASSETS is {given}, which is not a folder"
     sft = {"kind": "sft", "model": "${RLHF_ASSETS}/model", "data": "${RLHF_ASSETS}/rows.jsonl"}
     dpo = {"kind": "dpo", "model": "stage:sft", "data": ["${RLHF_ASSETS}/a.jsonl", "${RLHF_ASSETS}/b.jsonl"]}
     path = tmp_path / "recipe.yaml"

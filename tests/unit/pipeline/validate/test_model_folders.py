@@ -62,7 +62,7 @@ def test_a_folder_without_config_or_tokenizer_is_told(tree, own_model):
     assert "holds no tokenizer" in only_problem(changed(tree, "sft", model=str(own_model))).message
     (own_model / "config.json").unlink()
     messages = [problem.message for problem in problems_of(changed(tree, "sft", model=str(own_model)), deep=False)]
-    assert any("is no model folder: it has no config.json" in message for message in messages)
+    assert any("is not a model folder: it has no config.json" in message for message in messages)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has_is_told(tree, tmp_path, tiny_tokenizer):

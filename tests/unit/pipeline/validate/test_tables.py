@@ -84,6 +84,11 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
             "sampling": {"max_new_tokens": 8},
         },
         "solved": {"kind": "pass_at_k", "policy": "embedded", **judged, "num_samples": 2, "sampling": {"max_new_tokens": 4}},
+        "suites": {"kind": "capabilities", "policy": "stage:sft", "baseline": "embedded", "suites": ["name_bias"]},
+        "gate": {
+            "kind": "gate", "candidate": "stage:sft", "registry": str(tmp_path / "registry"), **judged,
+            "require": [{"kind": "at_least", "metric": "length", "value": 0}], "sampling": {"max_new_tokens": 16},
+        },
         "prm": {"kind": "prm", "model": "embedded", "data": "stage:reasoning/stepwise.jsonl", **few, "eval_frac": 0.5},
     }  # fmt: skip
     recipe = RecipeConfig.of({"name": "all", "output_dir": str(tmp_path), "threads": 1, "stages": stages})

@@ -191,7 +191,7 @@ def test_completions_that_no_longer_end_are_a_matter_of_length():
     )
     assert alarm.evidence == Evidence("length")
     assert alarms_over(start + [0.36] * 9, metric="ppo/eos_frac", length={"max_cut_rise": 0.6}) == []
-    assert alarms_over([0.1] * 5 + [1.0] * 9, metric="ppo/eos_frac") == [], "ending more often is no harm"
+    assert alarms_over([0.1] * 5 + [1.0] * 9, metric="ppo/eos_frac") == [], "ending more often is not a harm"
 
 
 def test_the_distance_from_the_policy_that_sampled_counts_when_it_is_typical_and_not_in_one_step():
@@ -447,7 +447,7 @@ def test_the_samples_of_an_alarm_are_those_that_show_it_best():
 
     assert chosen(Evidence("score")) == ["1", "2"]
     assert chosen(Evidence("score", largest=False)) == ["0", "2"]
-    assert chosen(Evidence("kl"), count=3) == ["2", "1", "0"], "what is no number is the worst"
+    assert chosen(Evidence("kl"), count=3) == ["2", "1", "0"], "what is not a number is the worst"
     assert chosen(Evidence("ratio")) == ["0", "1"], "a column that is absent leaves the order"
     assert chosen(None) == ["0", "1"]
 

@@ -1,0 +1,163 @@
+"""`rlhf registry`: released models, their aliases, and why each was promoted or refused. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.cli.options import JsonOption, console
+from rlhf.errors import ModelError, printable
+
+if TYPE_CHECKING:
+    from rlhf.registry.history import Event
+    from rlhf.registry.registry import Registry, Version
+
+app = typer.Typer(help="Released models: versions, aliases, promotion, rollback.", no_args_is_help=True)
+FOLDER = Path("registry")
+CHAMPION = "champion"
+RegistryOption = Annotated[Path, typer.Option("--registry", help="Folder of the registry.")]
+AliasOption = Annotated[str, typer.Option("--alias", help="Alias that is to name it.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
+
+
+@app.command("list")
+def registry_list(registry: RegistryOption = FOLDER, as_json: JsonOption = False) -> None:
+    """List versions, where each came from, and which alias names it."""
+    from rich.table import Table
+
+    found = _opened(registry)
+    aliases, versions = found.aliases(), found.versions()
+    if as_json:
+        _print_json({"aliases": aliases, "versions": [_version(each, aliases) for each in versions]})
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("version", "aliases", "added", "from"):
+        table.add_column(title, no_wrap=title != "from")
+    for each in versions:
+        table.add_row(each.name, ", ".join(_names(each, aliases)), each.added, _plain(_origin(each)))
+    console().print(table)
+
+
+@app.command("show")
+def registry_show(
+    name: Annotated[str, typer.Argument(help="An alias, or the number of a version.")] = CHAMPION,
+    registry: RegistryOption = FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one version, and the history of the aliases that name it or named it."""
+    found = _opened(registry)
+    path, aliases = found.path(name), found.aliases()
+    version = found.version(int(path.parent.name))
+    events = [
+        each
+        for each in found.history()
+        if (name == each.alias if name in aliases else version.number in (each.version, each.previous))
+    ]
+    if as_json:
+        _print_json({**_version(version, aliases), "path": str(path), "history": [each.to_dict() for each in events]})
+        return
+    out = console()
+    for title, text in (
+        ("version", version.name), ("aliases", ", ".join(_names(version, aliases)) or "none"), ("path", str(path)),
+        ("from", _origin(version)), ("added", version.added),
+    ):  # fmt: skip
+        out.print(f"{title:<9}{printable(text)}", markup=False, highlight=False, soft_wrap=True)
+    _print_history(events)
+
+
+@app.command("promote")
+def registry_promote(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    alias: AliasOption = CHAMPION,
+    reason: ReasonOption = "",
+    evidence: Annotated[
+        Path | None, typer.Option("--evidence", help="File that it is based on, such as a gate.json; its hash is kept.")
+    ] = None,
+    registry: RegistryOption = FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a model into the registry and let an alias name it, in one step."""
+    from rlhf.pipeline.models import where_models_are
+    from rlhf.registry.registry import Registry
+
+    if not (model / "config.json").is_file() and (models := where_models_are(model)):
+        raise ModelError(f"{model} is the folder of a run and no model. {models}")
+    if evidence is not None and not evidence.is_file():
+        raise ModelError(f"There is no file {evidence} for --evidence; give the file that the decision is based on.")
+    found = Registry(registry)
+    version = found.promote(model, alias=alias, reason=reason, evidence=evidence)
+    _tell(found, version, alias, as_json=as_json)
+
+
+@app.command("rollback")
+def registry_rollback(
+    alias: Annotated[str, typer.Argument(help="Alias to set back.")] = CHAMPION,
+    to: Annotated[int | None, typer.Option("--to", help="Version; by default what it named before.")] = None,
+    reason: ReasonOption = "",
+    registry: RegistryOption = FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Let an alias name an earlier version again, after its files were checked."""
+    found = _opened(registry)
+    _tell(found, found.rollback(alias, to=to, reason=reason), alias, as_json=as_json)
+
+
+def _opened(folder: Path) -> Registry:
+    from rlhf.registry.registry import Registry
+
+    if not folder.is_dir():
+        raise ModelError(
+            f"There is no registry {folder}; the first promotion makes it (a gate, or `rlhf registry promote MODEL`), or name another "
+            "with --registry."
+        )
+    return Registry(folder)
+
+
+def _tell(registry: Registry, version: Version, alias: str, *, as_json: bool) -> None:
+    event = registry.history(alias)[-1]
+    if as_json:
+        _print_json({**_version(version, registry.aliases()), "event": event.to_dict()})
+        return
+    before = "nothing" if event.previous is None else f"version {event.previous}"
+    console().print(
+        f"{alias} names version {version.number} now, before that {before}: {registry.folder / alias}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _print_history(events: Sequence[Event]) -> None:
+    out = console()
+    for each in events:
+        change = f"{each.previous if each.previous is not None else '-'} -> {each.version if each.version is not None else '-'}"
+        line = f"{each.time}  {each.action:<8} {each.alias}  {change}  {each.candidate}  {each.reason}"
+        out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _version(version: Version, aliases: dict[str, int]) -> dict[str, Any]:
+    return {
+        "version": version.number, "aliases": _names(version, aliases), "added": version.added, "source": version.source,
+        "content": version.content, "lineage": dict(version.lineage), "files": dict(version.files),
+    }  # fmt: skip
+
+
+def _names(version: Version, aliases: dict[str, int]) -> list[str]:
+    return [alias for alias, number in aliases.items() if number == version.number]
+
+
+def _origin(version: Version) -> str:
+    lineage = version.lineage
+    return f"{lineage['stage']} of {lineage['run']}" if lineage else version.source
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

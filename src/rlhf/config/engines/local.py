@@ -1,0 +1,63 @@
+"""The engine in the process that trains."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import override
+
+from rlhf.config.base import BaseConfig
+from rlhf.config.engines.engine import EngineConfig, MismatchConfig, kind_from_text
+
+RolloutWeights = Literal["same", "bfloat16", "int8"]
+"""What an engine multiplies with: the policy's weights, or a copy of them for sampling alone."""
+
+
+class PromptLookupConfig(BaseConfig):
+    """Guess what a completion says next from what followed the same tokens before (Saxena 2023, "Prompt lookup decoding"): in its
+    prompt, in itself, or in another completion of the same prompt. Guesses change how fast is sampled, and not what."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    ngram_tokens: int = Field(2, ge=1)
+    """So many tokens must agree for what followed them to be guessed."""
+    draft_tokens: int = Field(4, ge=1)
+    """Most tokens guessed at once."""
+    max_rows: int = Field(8, ge=1)
+    """Guess only while at most so many completions are sampled side by side, as at the end of a rollout. With more, a pass is bound by
+    arithmetic, and a wrong guess costs what a right one saves."""
+
+
+class LocalEngineConfig(EngineConfig):
+    """Sample in this process from the module that is trained."""
+
+    builds = "rlhf.rollout.local:build_local"
+    in_this_process = True
+    free_to_change = frozenset({"mismatch"})
+
+    kind: Literal["local"] = "local"
+    weights: RolloutWeights = "same"
+    """What linear layers multiply with while sampling: the policy's own weights, or a copy in a lower precision, made again for each
+    rollout. What is sampled is then corrected by `importance`, and its distance from the policy measured in every rollout."""
+    mismatch: MismatchConfig = MismatchConfig()
+    """How far the engine's probabilities may lie from the trainer's, where its weights are a copy, or it plays episodes."""
+    speculate: Annotated[PromptLookupConfig, BeforeValidator(kind_from_text)] | None = None
+    """How to guess tokens and check several in one pass of the model: `prompt_lookup`, or its settings; null for a token at a time.
+    See docs/rollouts.md for when it pays."""
+    compiled: bool = False
+    """Do a decoding step's norms, rotations, attention and drawing in C, in bfloat16 on a processor with AMX its matrix products too, which a
+    compiler of this machine (`cc`, `gcc`, `clang` or $CC) makes at the first rollout: for models of Llama's shape on a CPU, others are
+    sampled from without it. Sums are added up in another order, so a
+    completion may differ where its random number lies within rounding of the boundary between two tokens. Not with `speculate`."""
+
+    @property
+    @override
+    def lowered(self) -> str | None:
+        """As ``weights`` says."""
+        return None if self.weights == "same" else self.weights
+
+    @model_validator(mode="after")
+    def _decodes_in_one_way(self) -> Self:
+        if self.compiled and self.speculate is not None:
+            raise ValueError("compiled decodes a token at a time, and speculate several; leave one of the two out")
+        return self

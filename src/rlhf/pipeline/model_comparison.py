@@ -1,0 +1,175 @@
+"""`rlhf compare` as a function: two models in, a record and a page out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.comparison import CompareConfig
+from rlhf.evaluation.comparison import Comparison, compare_completions
+from rlhf.evaluation.comparison_change import ChangeSince, change_since, read_comparison
+from rlhf.files import make_folder, write_json, write_text
+from rlhf.formatting import percentage, percentage_points
+from rlhf.pipeline.compared_models import Answers, Side, answers_of, find_side
+from rlhf.pipeline.judge_independence import JudgeIndependence, check_independent, judge_independence
+from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.human_votes import read_votes
+from rlhf.rewards.pairwise.verdict_cache import FILE as VERDICTS
+from rlhf.rewards.pairwise.votes import PairwiseJudge
+from rlhf.version import __version__
+
+RECORD = "comparison.json"
+PAGE = "comparison.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelComparison:
+    """What was found."""
+
+    comparison: Comparison
+    a: Side
+    b: Side
+    independence: JudgeIndependence
+    change: ChangeSince | None
+    settings: CompareConfig
+    num_samples: int
+
+    @property
+    def sentence(self) -> str:
+        """The verdict."""
+        return self.comparison.sentence(self.a.name, self.b.name)
+
+    def notes(self) -> list[str]:
+        """What a reader must know beside it."""
+        found = [*self.independence.shared, *self.comparison.notes()]
+        if self.change is not None:
+            difference = self.change.difference
+            found.append(
+                f"Since the earlier comparison: {percentage_points(difference.value)} "
+                f"[{percentage_points(difference.low)}, {percentage_points(difference.high)}] on the same prompts."
+                if difference.measured
+                else f"Nothing can be said of the change: {difference.reason}."
+            )
+        return [*found, *self.independence.notes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **self.comparison.to_dict(),
+            "sentence": self.sentence,
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
+            "sampling": self.settings.sampling.model_dump(),
+            "samples_per_prompt": self.num_samples,
+            "seed": self.settings.seed,
+            "independence": self.independence.to_dict(),
+            "allow_shared_judge": self.settings.allow_shared_judge,
+            "change": None if self.change is None else self.change.to_dict(),
+            "version": __version__,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def page(self) -> str:
+        """The record as Markdown."""
+        found = self.comparison
+        rows = [
+            ("win rate", found.win_rate), ("win rate at equal length", found.length.rate if found.length is not None else None),
+            ("corrected by labels", found.correction.rate.estimate if found.correction and found.correction.rate else None),
+            ("the first place won", found.position.first_rate if found.position is not None else None),
+            ("same verdict in both orders", found.position.consistent if found.position is not None else None),
+            ("the longer one won", found.longer_won),
+        ]  # fmt: skip
+        lines = [
+            f"# {self.a.name} against {self.b.name}",
+            "",
+            self.sentence,
+            "",
+            "| | value | interval | prompts |",
+            "|---|---|---|---|",
+        ]
+        for name, estimate in rows:
+            if estimate is not None and estimate.measured:
+                ends = f"{percentage(estimate.low)} to {percentage(estimate.high)}"
+                lines.append(f"| {name} | {percentage(estimate.value)} | {ends} | {estimate.n:,} |")
+            elif estimate is not None:
+                lines.append(f"| {name} | not measured: {estimate.reason} | | |")
+        lines += [
+            "",
+            f"Won {found.wins:,}, tied {found.ties:,} ({found.identical:,} of equal texts), lost {found.losses:,}, "
+            f"without a verdict {found.missing_pairs:,}.",
+            f"Judge: {found.judge['name']} (`{found.judge['hash']}`); {found.asked:,} verdicts, {found.unparsed:,} unparsed, "
+            f"{found.cost:.4f} dollars.",
+            "",
+            *(f"- {note}" for note in self.notes()),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def compare_models(
+    config: CompareConfig,
+    folder: Path | str,
+    *,
+    judge: PairwiseJudge | None = None,
+    kept_in: Path | None = None,
+    runs: Path | None = Path("runs"),
+    progress: Any = None,
+) -> ModelComparison:
+    """Sample from both models, ask the judge, and write ``comparison.json`` and ``comparison.md``.
+
+    What was sampled and judged stays in the folder: after a kill the same call goes on where it was.
+
+    Args:
+        config: What to compare, and how.
+        folder: Written to.
+        judge: Of pairs, in place of the one that the settings name.
+        kept_in: Where samples and verdicts are kept, for several comparisons to share; ``folder`` by default.
+        runs: Where the origin of copied models is looked for.
+        progress: Called as ``progress(whose, by=how_many)`` for completions that are done.
+
+    Raises:
+        ConfigError: The judge shares what it should not, or there are no prompts.
+        ModelError: There is no such model.
+        DataError: The sides did not answer the same prompts.
+        RewardError: The judge does not answer.
+    """
+    folder = Path(folder)
+    sides = (find_side(config.a, registry=config.registry), find_side(config.b, registry=config.registry))
+    independence = judge_independence(config.judge, sides, runs=runs, prompts=config.prompts)
+    check_independent(independence, allowed=config.allow_shared_judge)
+    earlier = read_comparison(config.earlier) if config.earlier is not None else None
+    labels = read_votes(config.labels) if config.labels is not None else None
+    make_folder(folder)
+    kept = kept_in or folder
+    judge = judge or build_judge(config.judge, cache=kept / VERDICTS)
+    a, b = answers_of(config, sides, kept, progress=progress)
+    comparison = compare_completions(
+        **_flat(a, b), judge=judge, confidence=config.confidence, labels=labels, any_time=config.any_time
+    )
+    found = ModelComparison(
+        comparison=comparison, a=sides[0], b=sides[1], independence=independence, change=None, settings=config,
+        num_samples=len(a.samples[0]),
+    )  # fmt: skip
+    if earlier is not None:
+        found = replace(found, change=change_since(earlier, found.to_dict(), confidence=config.confidence))
+    write_json(folder / RECORD, found.to_dict())
+    write_text(folder / PAGE, found.page())
+    return found
+
+
+def _flat(a: Answers, b: Answers) -> dict[str, Any]:
+    """Arguments of ``compare_completions``: a pair for each sample."""
+    places = [place for place, samples in enumerate(a.samples) for _ in samples]
+    mine: Sequence[Any] = [sample for samples in a.samples for sample in samples]
+    theirs: Sequence[Any] = [sample for samples in b.samples for sample in samples]
+    names = dict.fromkeys(name for columns in a.columns for name in columns)
+    return {
+        "prompts": [a.prompts[place] for place in places],
+        "a": [sample.text for sample in mine],
+        "b": [sample.text for sample in theirs],
+        "ended_a": [sample.ended for sample in mine],
+        "ended_b": [sample.ended for sample in theirs],
+        "columns": {name: [a.columns[place].get(name) for place in places] for name in names},
+    }

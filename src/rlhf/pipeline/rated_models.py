@@ -1,0 +1,147 @@
+"""`rlhf compare` of more than two models: every pair is compared, and all get a rating."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.comparison import CompareConfig
+from rlhf.errors import ConfigError, DataError
+from rlhf.evaluation.intervals import Estimate
+from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
+from rlhf.evaluation.ratings.fitted import ELO_SCALE, Ratings
+from rlhf.files import make_folder, write_json, write_text
+from rlhf.formatting import percentage
+from rlhf.pipeline.model_comparison import ModelComparison, compare_models
+from rlhf.version import __version__
+
+RECORD = "ratings.json"
+PAGE = "ratings.md"
+PRIOR = 0.5
+"""Wins and losses against an average model that are added where one model won or lost everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedModels:
+    """All pairs, and one scale."""
+
+    models: Sequence[str]
+    pairs: dict[tuple[str, str], ModelComparison]
+    ratings: Ratings
+    note: str
+    """Where a prior was needed."""
+
+    @property
+    def order(self) -> list[str]:
+        """The strongest first."""
+        return sorted(self.models, key=lambda model: -self.ratings.strengths[model])
+
+    def behind_best(self, model: str) -> Estimate | None:
+        """Difference to the strongest in Elo points, with its interval; None for the strongest itself."""
+        best = self.order[0]
+        if model == best:
+            return None
+        found = self.ratings.difference(model, best)
+        return Estimate(
+            value=ELO_SCALE * found.value, low=ELO_SCALE * found.low, high=ELO_SCALE * found.high, n=found.n,
+            confidence=found.confidence, reason=found.reason,
+        )  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """A row for each model, as Markdown."""
+        elo = self.ratings.elo()
+        rows = ["| model | rating | behind the best | interval |", "|---|---|---|---|"]
+        for model in self.order:
+            gap = self.behind_best(model)
+            if gap is None or not gap.measured:
+                rows.append(f"| {model} | {elo[model]:.0f} | {'' if gap is None else 'not measured'} | |")
+            else:
+                rows.append(f"| {model} | {elo[model]:.0f} | {gap.value:.0f} | {gap.low:.0f} to {gap.high:.0f} |")
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        gaps = {model: self.behind_best(model) for model in self.order}
+        return {
+            "ratings": self.ratings.elo(),
+            "behind_best": {model: None if gap is None else gap.to_dict() for model, gap in gaps.items()},
+            "note": self.note,
+            "num_prompts": self.ratings.num_units,
+            "pairs": [found.to_dict() for found in self.pairs.values()],
+            "version": __version__,
+        }
+
+    def page(self) -> str:
+        """The record as Markdown."""
+        lines = [
+            "# Ratings",
+            "",
+            "Bradley-Terry strengths on the scale of Elo, mean 1,000: 400 points are odds of 10 to 1, ties are half a win. Intervals are of "
+            "the difference to the best, over prompts.",
+            "",
+            *self.lines(),
+            *(["", self.note] if self.note else []),
+            "",
+            "| pair | win rate of the first | interval | verdict |",
+            "|---|---|---|---|",
+        ]
+        for (first, second), found in self.pairs.items():
+            rate = found.comparison.decided_on
+            numbers = (
+                f"{percentage(rate.value)} | {percentage(rate.low)} to {percentage(rate.high)}"
+                if rate.measured
+                else "not measured |"
+            )
+            lines.append(f"| {first} against {second} | {numbers} | {found.comparison.verdict} |")
+        return "\n".join(lines) + "\n"
+
+
+def rate_models(
+    models: Sequence[str],
+    config: CompareConfig,
+    folder: Path | str,
+    *,
+    runs: Path | None = Path("runs"),
+    progress: Any = None,
+) -> RatedModels:
+    """Compare every pair, and fit one strength to each model.
+
+    Args:
+        models: At least three, each as ``CompareConfig.a``.
+        config: Everything else; its own a and b are not read.
+        folder: ``ratings.json`` and ``ratings.md``, a folder for each pair, and what was sampled and judged.
+        runs: As of ``compare_models``.
+        progress: As of ``compare_models``.
+
+    Raises:
+        ConfigError: Fewer than three models, or one twice; and all that ``compare_models`` raises.
+    """
+    if len(models) < 3 or len(set(models)) < len(models):
+        raise ConfigError(f"Ratings are of at least three models, each named once; got {', '.join(models)}.")
+    folder = Path(folder)
+    make_folder(folder)
+    pairs = {}
+    for (i, a), (j, b) in itertools.combinations(enumerate(models, 1), 2):
+        settings = config.updated(a=a, b=b)
+        pairs[a, b] = compare_models(settings, folder / f"{i}-{j}", kept_in=folder, runs=runs, progress=progress)
+    matches = [
+        (a, b, outcome, prompt)
+        for (a, b), found in pairs.items()
+        for prompt, outcome in found.comparison.per_prompt.items()
+        if outcome is not None
+    ]
+    note = ""
+    try:
+        ratings = bradley_terry_ratings(matches, confidence=config.confidence)
+    except DataError as err:
+        ratings = bradley_terry_ratings(matches, confidence=config.confidence, prior=PRIOR)
+        note = (
+            f"{err} Half a win and half a loss against an average model were added to each; distances depend on that."
+        )
+    rated = RatedModels(models=models, pairs=pairs, ratings=ratings, note=note)
+    write_json(folder / RECORD, rated.to_dict())
+    write_text(folder / PAGE, rated.page())
+    return rated

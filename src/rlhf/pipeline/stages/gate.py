@@ -1,0 +1,171 @@
+"""A candidate against the champion: measure, decide, promote or refuse, and leave the champion for what comes behind.
+
+    1. measure and decide         -> gate.json, in one step
+    2. promote or refuse          -> a line of the registry's history that holds the hash of gate.json
+    3. copy the champion          -> model/
+
+After a kill anywhere the next run goes on: a gate.json that is there is not measured again, and a line with its hash is not written
+a second time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.gates import GateStage
+from rlhf.errors import GateError, ModelError, UndecidedGateError
+from rlhf.evaluation.decision import Decision
+from rlhf.evaluation.gates.evidence import FILE, SCHEMA, read_evidence
+from rlhf.evaluation.gates.gate import decide
+from rlhf.files import write_json
+from rlhf.models.folders import write_folder_aside
+from rlhf.models.sources import EMBEDDED, embedded_folder
+from rlhf.pipeline.evidence import called
+from rlhf.pipeline.manifest import now
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
+from rlhf.pipeline.stages.gate_measurements import Contenders, measure_contenders
+from rlhf.pipeline.stages.inputs import load_policy
+from rlhf.registry.registry import DEFAULT, Registry
+
+REGISTRY_FILE = "registry.json"
+"""The registry's history as it was after the decision, for the report."""
+
+
+def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
+    """Decide, carry it out, and leave the champion.
+
+    Raises:
+        GateError: The candidate failed, and later stages are not to go on; or there is no champion that they could go on from.
+        UndecidedGateError: The same where the evidence says too little.
+        ModelError: The candidate is no folder.
+    """
+    registry = Registry(registry_folder(stage, at.run_dir))
+    evidence = at.folder / FILE
+    document = _already_decided(stage, at, registry)
+    if document is None:
+        document = _decided(stage, at, registry)
+        write_json(evidence, document)
+    version = _carry_out(stage, document, registry, evidence)
+    decision = Decision(document["decision"])
+    history = [event.to_dict() for event in registry.history(stage.alias)]
+    write_json(at.folder / REGISTRY_FILE, {"folder": str(registry.folder), "alias": stage.alias, "history": history})
+    _stop_where_asked(stage, at, decision, document["reason"], champion=version)
+    passed = decision is Decision.PASS
+    source = Path(document["candidate"]["folder"]) if version is None else registry.path(version)
+    with write_folder_aside(at.folder / "model") as aside:
+        shutil.copytree(source, aside, dirs_exist_ok=True)
+    leaves = called(stage.candidate.path) if passed else f"{stage.alias}, version {version}"
+    return StageOutcome(
+        f"{decision}, goes on with {leaves}. {document['reason'].removesuffix('.')}",
+        {
+            "decision": str(decision),
+            "promoted": passed and stage.promote,
+            "version": version,
+            "champion_before": (document["champion"] or {}).get("version"),
+            **{f"{name}_decision": ruling["decision"] for name, ruling in document["rulings"].items()},
+        },
+    )
+
+
+def registry_folder(stage: GateStage, run_dir: Path) -> Path:
+    """As the settings say, else next to the folder of runs."""
+    return Path(stage.registry).expanduser() if stage.registry is not None else run_dir.parent.parent / DEFAULT
+
+
+def _already_decided(stage: GateStage, at: StageContext, registry: Registry) -> Mapping[str, Any] | None:
+    """What an attempt decided that was killed behind its decision; None where the champion is another one by now."""
+    path = at.folder / FILE
+    if not path.is_file():
+        return None
+    document = read_evidence(path)
+    current = registry.current(stage.alias)
+    if registry.recorded(path, alias=stage.alias) is None and (document["champion"] or {}).get("version") != (
+        current.number if current is not None else None
+    ):
+        return None
+    return document
+
+
+def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str, Any]:
+    """Measure and decide."""
+    seed = seed_of(stage.seed)
+    folder = _folder_of(stage, at)
+    current = registry.current(stage.alias)
+    candidate = load_policy(stage.candidate, at, seed=seed)
+    champion, about = None, None
+    if current is not None:
+        registry.verify(current.number)
+        path = registry.path(current.number)
+        champion = load_policy(stage.candidate.updated(path=str(path), revision=None), at, seed=seed)
+        about = {
+            "alias": stage.alias,
+            "version": current.number,
+            "folder": str(path),
+            "fingerprint": champion.fingerprint(),
+        }
+    names = (called(stage.candidate.path), f"{stage.alias} {current.name if current is not None else ''}".strip())
+    measured = measure_contenders(stage, at, Contenders(candidate, champion, names), folder)
+    found = decide(stage.require, measured, confidence=stage.confidence)
+    return {
+        "schema": SCHEMA,
+        "id": secrets.token_hex(8),  # the same decision made again is another decision
+        "time": now(),
+        "run": str(at.run_dir),
+        "stage": at.name,
+        "candidate": {"name": names[0], "folder": str(folder), "fingerprint": candidate.fingerprint()},
+        "champion": about,
+        "registry": str(registry.folder),
+        "alias": stage.alias,
+        **found.to_dict(),
+        "confidence": stage.confidence,
+        "requirements": [each.model_dump(mode="json") for each in stage.require],
+        "settings": stage.model_dump(mode="json", exclude={"require", "candidate"}),
+        "measurements": measured.to_dict(),
+    }
+
+
+def _folder_of(stage: GateStage, at: StageContext) -> Path:
+    source = at.model(stage.candidate).path
+    folder = embedded_folder() if source == EMBEDDED else Path(source or "").expanduser()
+    if source is None or not folder.is_dir():
+        raise ModelError(
+            f"stages.{at.name}.candidate is {source}, and a gate promotes folders; save the model to one first."
+        )
+    return folder
+
+
+def _carry_out(stage: GateStage, document: Mapping[str, Any], registry: Registry, evidence: Path) -> int | None:
+    """The version that the stage leaves; None where that is the candidate itself, or nothing."""
+    before = (document["champion"] or {}).get("version")
+    passed = document["decision"] == Decision.PASS
+    if not stage.promote:
+        return None if passed else before
+    if (event := registry.recorded(evidence, alias=stage.alias)) is not None:
+        return event.version
+    reason = f"{document['decision']}: {document['reason']}"
+    candidate = document["candidate"]["folder"]
+    if not passed:
+        registry.refuse(candidate, alias=stage.alias, reason=reason, evidence=evidence)
+        return before
+    return registry.promote(candidate, alias=stage.alias, reason=reason, evidence=evidence, instead_of=before).number
+
+
+def _stop_where_asked(
+    stage: GateStage, at: StageContext, decision: Decision, reason: str, *, champion: int | None
+) -> None:
+    if decision is Decision.PASS:
+        return
+    kind = GateError if decision is Decision.FAIL else UndecidedGateError
+    consequence = stage.on_fail if decision is Decision.FAIL else stage.on_undecided
+    if consequence == "stop":
+        key = "on_fail" if decision is Decision.FAIL else "on_undecided"
+        raise kind(f"The gate {at.name} decided {decision}, and {key} is stop. {reason}")
+    if champion is None:
+        raise kind(
+            f"The gate {at.name} decided {decision}, and {stage.alias} names no model yet that later stages could go on from. {reason} "
+            "Promote a first one with `rlhf registry promote MODEL`, or ask less of the first candidate."
+        )

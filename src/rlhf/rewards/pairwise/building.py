@@ -1,0 +1,49 @@
+"""From settings to a judge."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.judges import JudgeBase, JuryJudgeConfig, PromptedJudgeConfig, read_judge
+from rlhf.rewards.pairwise.function_judge import function_judge
+from rlhf.rewards.pairwise.scores import ScoreJudge
+from rlhf.rewards.pairwise.verdict_cache import CachedJudge
+from rlhf.rewards.pairwise.votes import PairwiseJudge
+from rlhf.rewards.types import Scorer
+
+
+def build_judge(config: Any, *, cache: Path | str | None = None) -> PairwiseJudge:
+    """A judge of whatever means one.
+
+    Args:
+        config: A ``JudgeConfig``, a mapping or text that stands for one (``judge.yaml``, ``longer``, a reward model's folder), a judge, a
+            scorer, or a function (see ``FunctionJudgeConfig``).
+        cache: File in which verdicts of language models are kept where their settings name none; None for none.
+
+    Raises:
+        ConfigError: The settings are wrong.
+    """
+    if isinstance(config, PairwiseJudge):
+        return config
+    if isinstance(config, Scorer) and not isinstance(config, type):
+        return ScoreJudge(config, identity={"type": "scorer", "name": config.name})
+    if callable(config) and not isinstance(config, JudgeBase):
+        return function_judge(config, name=getattr(config, "__name__", type(config).__name__))
+    settings = read_judge(config)
+    build = _builder(settings)
+    if isinstance(settings, JuryJudgeConfig):
+        found: PairwiseJudge = build(settings, [build_judge(member, cache=cache) for member in settings.members])
+        return found
+    judge: PairwiseJudge = build(settings)
+    if isinstance(settings, PromptedJudgeConfig) and (path := settings.cache or cache) is not None:
+        return CachedJudge(judge, path)
+    return judge
+
+
+def _builder(settings: JudgeBase) -> Callable[..., Any]:
+    module, _, name = settings.builds.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found

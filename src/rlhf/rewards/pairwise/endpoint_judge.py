@@ -1,0 +1,158 @@
+"""A judge that is a model behind an OpenAI-compatible endpoint for chat completions."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf.config.judges import EndpointJudgeConfig
+from rlhf.data.message_text import counted
+from rlhf.errors import ConfigError, RewardError
+from rlhf.rewards.background import run_async
+from rlhf.rewards.pairwise.spending import Spending
+from rlhf.rewards.pairwise.templates import JudgeTemplate, as_text, load_template, read_verdict
+from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote
+from rlhf.rewards.service import filled_header
+from rlhf.rewards.service_calls import Caller, Patience, Request
+from rlhf.rewards.service_formats import Answer, AnswerError, shown
+
+logger = logging.getLogger(__name__)
+
+PATH = "/chat/completions"
+
+
+class EndpointJudge:
+    """Asks a model over HTTP.
+
+    Args:
+        config: Where it is, and what it may cost.
+
+    Raises:
+        ConfigError: The environment variable of the key is not set, or there is no such template.
+    """
+
+    symmetric = False
+
+    def __init__(self, config: EndpointJudgeConfig) -> None:
+        self.config = config
+        self.name = config.name or config.model
+        self.template: JudgeTemplate = load_template(config.template)
+        self.spending = Spending(
+            input_price=config.input_price or 0.0, output_price=config.output_price or 0.0, limit=config.max_cost
+        )
+        url = config.url.rstrip("/")
+        url = url if url.endswith(PATH) else url + PATH
+        self.identity: Mapping[str, Any] = {
+            "type": "endpoint", "url": url, "model": config.model, "temperature": config.temperature,
+            "max_tokens": config.max_tokens, "arguments": config.arguments, "template": self.template.identity,
+        }  # fmt: skip
+        headers = {}
+        if config.api_key_variable is not None:
+            headers["Authorization"] = filled_header(f"Bearer ${{{config.api_key_variable}}}", "Authorization")
+        self._caller = Caller(
+            url=url,
+            name=self.name,
+            headers=headers,
+            patience=Patience(
+                timeout_seconds=config.timeout_seconds, deadline_seconds=config.deadline_seconds,
+                retries=config.retries, backoff_seconds=config.backoff_seconds,
+            ),
+            concurrency=config.concurrency,
+            notify=logger.warning,
+            what="judge",
+            asked_for="verdict",
+            loss="verdicts that it gave before are kept",
+            advice="Fix the endpoint or its settings; then the same command asks for the rest.",
+            seconds_between=60 / config.requests_per_minute if config.requests_per_minute else 0.0,
+        )  # fmt: skip
+
+    def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
+        """See ``PairwiseJudge``.
+
+        Raises:
+            RewardError: The endpoint does not answer, or what is left of ``max_cost`` does not pay for the next verdict.
+        """
+        prompts = [self.template.filled(pair) for pair in pairs]
+        most = [self.spending.most(prompt, self.config.max_tokens) for prompt in prompts]
+        found: dict[int, Vote] = {}
+
+        def keep(place: int, vote: Vote) -> None:
+            found[place] = vote
+            self.spending.spent += vote.cost
+            if on_vote is not None:
+                on_vote(place, vote)
+
+        while waiting := [place for place in range(len(pairs)) if place not in found]:
+            affordable = self._affordable(waiting, most)
+            if not affordable:
+                raise RewardError(
+                    f"The judge {self.name} has cost {self.spending.spent:.4f} dollars, and the next verdict may take it above max_cost "
+                    f"({self.config.max_cost:g}): {counted(len(waiting), 'verdict')} of {len(pairs)} are not there. Those that are are kept; "
+                    "raise max_cost and start the same command again, or ask about fewer prompts."
+                )
+            requests = [self._request(place, pairs[place], prompts[place], most[place], keep) for place in affordable]
+            run_async(self._caller.ask_all(requests))
+        return [found[place] for place in range(len(pairs))]
+
+    def _affordable(self, waiting: Sequence[int], most: Sequence[float]) -> list[int]:
+        """As many as can't exceed the limit even if each costs the most that it can."""
+        total, found = 0.0, []
+        for place in waiting:
+            total += most[place]
+            if not self.spending.affords(total):
+                break
+            found.append(place)
+        return found
+
+    def _request(self, place: int, pair: Pair, prompt: str, most: float, keep: OnVote) -> Request:
+        body: dict[str, Any] = {
+            **self.config.arguments,
+            "model": self.config.model,
+            "messages": [{"role": "user", "content": prompt}],
+            self.config.length_key: self.config.max_tokens,
+        }
+        if self.config.temperature is not None:
+            body["temperature"] = self.config.temperature
+
+        def read(content: bytes, content_type: str) -> Answer:
+            vote = self._vote(content, content_type, most)
+            keep(place, vote)
+            return Answer([vote.first], {})
+
+        return Request(
+            body=json.dumps(body, ensure_ascii=True).encode(),
+            about=f"two completions of {as_text(pair.prompt)[:60]!r}",
+            read=read,
+        )
+
+    def _vote(self, content: bytes, content_type: str, most: float) -> Vote:
+        """The verdict in an answer of the endpoint.
+
+        Raises:
+            AnswerError: It is no chat completion.
+        """
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            beginning = shown(content[:1000].decode("utf-8", errors="replace"))
+            raise AnswerError(f"is not JSON (its content type is {content_type}): {beginning!r}") from None
+        try:
+            choice = found["choices"][0]
+            said = choice["message"].get("content")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise AnswerError(
+                f"is no chat completion with choices[0].message: {shown(json.dumps(found)[:300])!r}"
+            ) from None
+        cost = self.spending.of(found.get("usage"), most)
+        return read_verdict(
+            said if isinstance(said, str) else "", cut=choice.get("finish_reason") == "length", cost=cost
+        )
+
+
+def build_endpoint_judge(config: EndpointJudgeConfig) -> EndpointJudge:
+    """Nothing is sent yet."""
+    if config.cache is not None and not config.cache.strip():
+        raise ConfigError("cache is empty; name a file, or leave it out.")
+    return EndpointJudge(config)

@@ -1,0 +1,64 @@
+"""Several judges together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rlhf.config.judges import JuryJudgeConfig
+from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, told
+
+
+class Jury:
+    """One verdict of several; it is missing unless more than half of the members have one.
+
+    Args:
+        members: Each a judge.
+        combine: ``majority``: what more than half of those with a verdict say, else a tie; ``mean``: the mean of their outcomes.
+        name: What results call it.
+
+    Sources: small judges of different families: Verga et al. 2024, arXiv:2404.18796.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[PairwiseJudge],
+        *,
+        combine: Literal["majority", "mean"] = "majority",
+        name: str | None = None,
+    ) -> None:
+        self.members = list(members)
+        self.combine = combine
+        self.name = name or f"jury of {', '.join(member.name for member in members)}"
+        self.symmetric = all(member.symmetric for member in members)
+        self.identity: Mapping[str, Any] = {
+            "type": "jury", "combine": combine, "members": [dict(member.identity) for member in members]
+        }  # fmt: skip
+
+    def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
+        """See ``PairwiseJudge``."""
+        each = [member.votes(pairs) for member in self.members]
+        return told([self._together(votes) for votes in zip(*each, strict=True)], on_vote)
+
+    def _together(self, votes: Sequence[Vote]) -> Vote:
+        outcomes = [vote.first for vote in votes if vote.first is not None]
+        said = "; ".join(
+            f"{member.name}: {vote.reason if vote.first is None else f'{vote.first:g}'}"
+            for member, vote in zip(self.members, votes, strict=True)
+        )
+        cost = sum(vote.cost for vote in votes)
+        if 2 * len(outcomes) <= len(votes):
+            return Vote(
+                first=None, said=said, reason=f"{len(outcomes)} of {len(votes)} members have a verdict", cost=cost
+            )
+        if self.combine == "mean":
+            return Vote(first=sum(outcomes) / len(outcomes), said=said, cost=cost)
+        for winner in (1.0, 0.0):
+            if 2 * sum(abs(outcome - winner) < 0.5 for outcome in outcomes) > len(outcomes):
+                return Vote(first=winner, said=said, cost=cost)
+        return Vote(first=0.5, said=said, cost=cost)
+
+
+def build_jury(config: JuryJudgeConfig, members: Sequence[PairwiseJudge]) -> Jury:
+    """Of members that were built from its settings."""
+    return Jury(members, combine=config.combine, name=config.name)

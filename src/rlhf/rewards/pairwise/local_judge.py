@@ -1,0 +1,70 @@
+"""A judge that is a causal language model, run here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rlhf.config.judges import LocalJudgeConfig
+from rlhf.rewards.model_reward import model_folder
+from rlhf.rewards.pairwise.model_identity import model_identity
+from rlhf.rewards.pairwise.templates import load_template, read_verdict
+from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote
+
+if TYPE_CHECKING:
+    from rlhf.models.policy import PolicyModel
+
+PAIRS_AT_ONCE = 16
+
+
+class LocalJudge:
+    """Asks a model in this process; it is loaded when the first verdict is asked for.
+
+    Args:
+        config: Which model, and how it is asked.
+    """
+
+    symmetric = False
+
+    def __init__(self, config: LocalJudgeConfig) -> None:
+        self.config = config
+        self.folder = model_folder(config.path)
+        self.name = config.name or f"model {config.path}"
+        self.template = load_template(config.template)
+        self.identity: Mapping[str, Any] = {
+            "type": "local", **model_identity(self.folder), "temperature": config.temperature, "max_tokens": config.max_tokens,
+            "template": self.template.identity,
+        }  # fmt: skip
+
+    @cached_property
+    def model(self) -> PolicyModel:
+        """The model."""
+        from rlhf.models.policy import PolicyModel
+
+        return PolicyModel.from_pretrained(self.folder)
+
+    def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
+        """See ``PairwiseJudge``.
+
+        Raises:
+            DataError: A prompt with both completions is too long for the model.
+        """
+        found: list[Vote] = []
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            prompts: list[Any] = [self.template.filled(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]]
+            if getattr(self.model.tokenizer, "chat_template", None):
+                prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            answers = self.model.generate(
+                prompts, temperature=self.config.temperature, max_new_tokens=self.config.max_tokens
+            )
+            for (answer,) in answers:
+                found.append(read_verdict(answer.text, cut=answer.truncated))
+                if on_vote is not None:
+                    on_vote(len(found) - 1, found[-1])
+        return found
+
+
+def build_local_judge(config: LocalJudgeConfig) -> LocalJudge:
+    """Nothing is loaded yet."""
+    return LocalJudge(config)

@@ -1,0 +1,134 @@
+"""Verdicts on disk: a line each, synced as soon as it is there, so that none is asked for twice, whatever kills the process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import DataError, RunBusyError
+from rlhf.files import fsync, make_folder, storage_errors
+from rlhf.rewards.pairwise.spending import Spending
+from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, digest, judge_hash
+
+FILE = "verdicts.jsonl"
+
+
+class CachedJudge:
+    """A judge that is asked about each pair in each order at most once.
+
+    A line is kept for each verdict, its key a hash of the judge (its prompt template included), the prompt, and both completions in
+    their order. What could not be parsed is kept, too: it was paid for, and is counted. A last line that a kill cut off is dropped.
+
+    Args:
+        judge: That is asked.
+        path: The file; several judges may share one.
+    """
+
+    def __init__(self, judge: PairwiseJudge, path: Path | str) -> None:
+        self.judge = judge
+        self.path = Path(path)
+        self._hash = judge_hash(judge)
+
+    @property
+    def name(self) -> str:
+        """As of the judge."""
+        return self.judge.name
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """As of the judge."""
+        return self.judge.identity
+
+    @property
+    def symmetric(self) -> bool:
+        """As of the judge."""
+        return self.judge.symmetric
+
+    def key(self, pair: Pair) -> str:
+        """Of a pair in this order."""
+        columns = {name: value for name, value in pair.columns.items() if value is not None}
+        return digest([self._hash, *pair.key, list(pair.ended), columns])
+
+    def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
+        """See ``PairwiseJudge``; only what is not on disk is asked.
+
+        Raises:
+            DataError: A line of the file, not the last, can't be read.
+            RunBusyError: Another process uses the file.
+        """
+        keys = [self.key(pair) for pair in pairs]
+        with self._opened() as (known, descriptor):
+            new = list(dict.fromkeys(key for key in keys if key not in known))
+            place_of = {key: place for place, key in reversed(list(enumerate(keys)))}
+
+            def keep(place: int, vote: Vote) -> None:
+                self._write(descriptor, new[place], vote)
+                known[new[place]] = vote
+                if on_vote is not None:
+                    on_vote(place_of[new[place]], vote)
+
+            if new:
+                self.judge.votes([pairs[place_of[key]] for key in new], keep)
+        return [known[key] for key in keys]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple[dict[str, Vote], int]]:
+        """What is known, and the file to add to; no other process has it meanwhile."""
+        with storage_errors(self.path):
+            make_folder(self.path.parent)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            fsync(self.path.parent)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunBusyError(
+                    f"Another process asks a judge and keeps its verdicts in {self.path}. Wait for it to end."
+                ) from None
+            yield self._read(descriptor), descriptor
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int) -> dict[str, Vote]:
+        """The verdicts of this judge, after a last line without an end was taken off; tells the judge what it has cost."""
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.ftruncate(descriptor, whole)
+            os.fsync(descriptor)
+        found: dict[str, Vote] = {}
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                row = json.loads(line)
+                if row["judge"] != self._hash:
+                    continue
+                found[row["key"]] = Vote(
+                    first=row["first"], said=row["said"], reason=row["reason"], cost=float(row["cost"])
+                )
+            except (ValueError, KeyError, TypeError) as err:
+                raise DataError(
+                    f"{self.path}:{number} is no verdict ({type(err).__name__}: {err}). Take the line out, or move the file away to ask again."
+                ) from None
+        spending = getattr(self.judge, "spending", None)
+        if isinstance(spending, Spending):
+            spending.spent = sum(vote.cost for vote in found.values())
+        return found
+
+    def _write(self, descriptor: int, key: str, vote: Vote) -> None:
+        row = {
+            "key": key,
+            "judge": self._hash,
+            "first": vote.first,
+            "reason": vote.reason,
+            "cost": vote.cost,
+            "said": vote.said,
+        }
+        line = json.dumps(row, ensure_ascii=True) + "\n"
+        with storage_errors(self.path):
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)

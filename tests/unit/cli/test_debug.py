@@ -1,0 +1,127 @@
+"""`rlhf debug rewards` and `rlhf debug kl`: what is told of scores and distances."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf.errors import ConfigError, DataError
+from rlhf.evaluation.kl_positions import kl_positions
+from rlhf.evaluation.score_distribution import read_scores, score_report
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def rollouts(tmp_path):
+    """Two prompts of two completions: within a prompt the longer one scores less, over all rows the longer prompt scores more."""
+    rows = [
+        {"prompt": "a", "completion": "x" * 10, "score": 1.0, "topic": "short", "step": 1},
+        {"prompt": "a", "completion": "x" * 20, "score": 0.5, "topic": "short", "step": 1},
+        {"prompt": "b", "completion": "x" * 100, "score": 9.0, "topic": "long", "step": 1},
+        {"prompt": "b", "completion": "x" * 110, "score": 8.5, "topic": "long", "step": 1},
+        {"prompt": "c", "completion": "y", "score": 2.0, "topic": "flat", "step": 1},
+        {"prompt": "c", "completion": "z", "score": 2.0, "topic": "flat", "step": 1},
+        {"prompt": "d", "completion": "lost", "score": None, "topic": "long", "step": 1},
+    ]
+    return write(tmp_path / "rollouts.jsonl", rows)
+
+
+def test_the_spread_the_ties_and_what_teaches_nothing(rollouts):
+    found = score_report(read_scores(rollouts), source="topic", num_shown=1)
+    assert (found.num_rows, found.num_missing, found.num_values) == (7, 1, 5)
+    assert found.mean == pytest.approx(23 / 6)
+    assert found.tied_frac == pytest.approx(2 / 6)
+    assert found.num_groups == 3
+    assert found.equal_groups_frac == pytest.approx(1 / 3)
+    assert found.within_std == pytest.approx(0.5 / 3)
+    assert found.by_source["long"] == (2, 8.75)
+    assert found.best[0][:2] == (9.0, "b (step 1)")
+    assert found.worst[0][2] == "x" * 20
+
+
+def test_trap_12_the_mix_of_prompts_is_no_preference_for_length(rollouts):
+    found = score_report(read_scores(rollouts))
+    assert found.length_correlation.value > 0.3, "pooled, longer looks better"
+    assert found.length_correlation_within == pytest.approx(-1.0), "within a prompt, shorter is"
+
+
+def test_arrays_are_read_without_running_anything(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1.0, math.nan, 3.0]))
+    torch.save({"rewards": torch.tensor([1.0, 2.0])}, tmp_path / "b.pt")
+    assert score_report(read_scores(tmp_path / "a.npy")).num_missing == 1
+    assert score_report(read_scores(tmp_path / "b.pt")).mean == 1.5
+    torch.save({"model": object}, tmp_path / "c.pt")
+    np.save(tmp_path / "d.npy", np.array([print], dtype=object), allow_pickle=True)
+    for bad in ("c.pt", "d.npy"):
+        with pytest.raises(DataError, match=bad):
+            read_scores(tmp_path / bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("", "empty"), ("[1]\n", ":1"), ('{"score": 1}\n{bad\n', ":2"), ('{"text": "a"}\n', "text")],
+)
+def test_a_file_without_scores_is_answered(tmp_path, text, key):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=key):
+        read_scores(path)
+
+
+def test_an_unknown_column_or_no_score_at_all(rollouts, tmp_path):
+    with pytest.raises(DataError, match="topics"):
+        score_report(read_scores(rollouts), source="topics")
+    np.save(tmp_path / "none.npy", np.array([math.nan]))
+    with pytest.raises(DataError, match="score"):
+        score_report(read_scores(tmp_path / "none.npy"))
+
+
+def test_the_command_prints_and_gives_json(call, rollouts):
+    code, out, _ = call("debug", "rewards", rollouts, "source=topic")
+    assert code == 0
+    assert "1 without a score" in out
+    assert "33.3" in out
+    code, out, _ = call("debug", "rewards", rollouts, "--json")
+    assert json.loads(out)["num_groups"] == 3
+
+
+def test_the_command_scores_rows_with_any_reward(call, tmp_path):
+    rows = [{"prompt": "a", "completion": "hello there"}, {"prompt": "b", "completion": "hi"}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "mine.py").write_text(
+        "def words(prompts, completions):\n    return [len(c.split()) for c in completions]\n"
+    )
+    code, out, _ = call("debug", "rewards", path, f"reward={tmp_path}/mine.py:words", "--json")
+    assert code == 0
+    assert json.loads(out)["mean"] == 1.5
+    code, _, err = call("debug", "rewards", path, "rewrd=x")
+    assert (code, "rewrd" in err) == (ConfigError.exit_code, True)
+
+
+def test_kl_by_position_adds_up_to_that_of_sequences(tmp_path):
+    from rlhf.config.policy import SamplingConfig
+    from rlhf.data.datasets import GRPODataset
+    from rlhf.models.policy import PolicyModel
+    from tests.fixtures import tiny
+
+    tokenizer = tiny.build_tokenizer()
+    one, other = (PolicyModel(tiny.build_llama(vocab_size=len(tokenizer), seed=s), tokenizer) for s in (0, 1))
+    prompts = list(GRPODataset(["the cat", "a dog", "x"], tokenizer))
+    found = kl_positions(one, other, prompts, sampling=SamplingConfig(max_new_tokens=5), num_shown=2)
+    total = sum(mean * count for _, mean, count in found.by_position)
+    assert total == pytest.approx(3 * found.per_sequence.value)
+    assert len(found.sequences) == len(found.tokens) == 2
+    assert found.sequences[0]["nats"] >= found.sequences[1]["nats"]
+    assert found.tokens[0]["nats"] >= found.tokens[1]["nats"]
+    same = kl_positions(one, one, prompts, sampling=SamplingConfig(max_new_tokens=5))
+    assert same.per_sequence.value == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ConfigError, match="temperature"):
+        kl_positions(one, other, prompts, sampling=SamplingConfig(temperature=0.0))

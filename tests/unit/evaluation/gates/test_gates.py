@@ -1,0 +1,302 @@
+"""Requirements one by one and together: what passes, what fails, and what is never taken for a pass."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from rlhf.errors import ConfigError, DataError
+from rlhf.evaluation.decision import Decision, Ruling
+from rlhf.evaluation.gates.evidence import SCHEMA, read_evidence, replay
+from rlhf.evaluation.gates.gate import NOT_COMPARED, decide
+from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, StageAlarms
+from tests.fixtures.gate_records import measured, metric, required, suite, suite_run, values
+
+PASS, FAIL, UNDECIDED = Decision.PASS, Decision.FAIL, Decision.UNDECIDED
+
+
+def ruling_of(requirement, found, **options):
+    (ruling,) = decide([requirement], found, **options).rulings.values()
+    return ruling
+
+
+def shares(right, n=400):
+    return [1.0] * right + [0.0] * (n - right)
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"), [(240, PASS), (200, UNDECIDED), (160, FAIL)], ids=["above", "at the value", "below"]
+)
+def test_at_least_needs_the_whole_interval_above_the_value(right, expected):
+    ruling = ruling_of(required("at_least", metric="judge_score", value=0.5), measured(metric(shares(right))))
+    assert ruling.decision is expected
+    assert ruling.evidence["value"] == pytest.approx(right / 400)
+    assert ruling.evidence["low"] < right / 400 < ruling.evidence["high"]
+
+
+def test_at_least_by_hand():
+    """mean .6 of 400 shares: variance .24 and the rule of three's (ln 20 / 1.645)^2 / 400, half-width 1.645 sqrt(. / 400);
+    skewness shifts both ends by m3 (1 + 2 z^2) / (6 n s^2), m3 = p (1 - p) (1 - 2 p)."""
+    ruling = ruling_of(required("at_least", metric="judge_score", value=0.5), measured(metric(shares(240))))
+    z, n = 1.6448536, 400
+    variance = 0.24 + (math.log(20) / z) ** 2 / n
+    shift = 0.24 * (1 - 1.2) * (1 + 2 * z * z) / (6 * n * variance)
+    assert ruling.evidence["low"] == pytest.approx(0.6 - z * math.sqrt(variance / n) + shift, abs=1e-6)
+
+
+def test_at_most_is_the_mirror_image_and_speaks_of_the_metric():
+    ruling = ruling_of(required("at_most", metric="judge_score", value=0.5), measured(metric(shares(160))))
+    assert ruling.decision is PASS
+    assert ruling.evidence["value"] == pytest.approx(0.4)
+    assert ruling.evidence["low"] < 0.4 < ruling.evidence["high"] < ruling.evidence["bound"] == 0.5
+    raised = ruling_of(required("at_most", metric="judge_score", value=0.5), measured(metric(shares(240))))
+    assert raised.decision is FAIL
+
+
+@pytest.mark.parametrize(
+    ("lost", "expected"), [(0, PASS), (20, UNDECIDED), (80, FAIL)], ids=["unchanged", "the margin", "far more"]
+)
+def test_non_inferior_pairs_prompts(lost, expected):
+    found = measured(metric(shares(300 - lost), shares(300)))
+    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.05), found)
+    assert ruling.decision is expected
+    assert ruling.evidence["difference"] == pytest.approx(-lost / 400)
+
+
+def test_where_lower_is_better_a_rise_is_the_loss():
+    found = measured(metric(shares(180), shares(100)))
+    settings = {"metric": "judge_score", "lower_is_better": True}
+    assert ruling_of(required("non_inferior", margin=0.05, **settings), found).decision is FAIL
+    assert ruling_of(required("better", **settings), found).decision is FAIL
+    fallen = measured(metric(shares(100), shares(180)))
+    assert ruling_of(required("better", **settings), fallen).decision is PASS
+
+
+def test_a_win_rate_is_compared_with_one_half():
+    def wins(share):
+        return measured(metric(shares(int(400 * share)), name="win_rate", compares=True, neutral=0.5))
+
+    assert ruling_of(required("better", metric="win_rate"), wins(0.6)).decision is PASS
+    assert ruling_of(required("better", metric="win_rate"), wins(0.52)).decision is UNDECIDED
+    assert ruling_of(required("better", metric="win_rate"), wins(0.4)).decision is FAIL
+    assert ruling_of(required("better", metric="win_rate", by=0.08), wins(0.6)).decision is UNDECIDED
+    assert ruling_of(required("non_inferior", metric="win_rate", margin=0.05), wins(0.5)).decision is PASS
+
+
+def test_raw_scores_have_no_bound():
+    old = [float(place % 9) for place in range(200)]
+    new = [value + (0.5 if place % 2 else 0.9) for place, value in enumerate(old)]
+    assert ruling_of(required("better", metric="judge_score"), measured(metric(new, old))).decision is PASS
+    same = ruling_of(required("better", metric="judge_score"), measured(metric(old, old)))
+    assert same.decision is UNDECIDED  # no spread at all, in units that nobody knows
+
+
+def test_a_suite_has_its_own_margin_and_obstacles():
+    before, after = suite_run(shares(300)), suite_run(shares(296))
+    requirement = required("non_inferior", suite="sums")
+    assert ruling_of(requirement, measured(suites={"sums": suite(after, before)})).decision is PASS
+    wide = required("non_inferior", suite="sums", margin=0.001)
+    assert ruling_of(wide, measured(suites={"sums": suite(after, before)})).decision is UNDECIDED
+    flaky = suite(after, before, again=suite_run(shares(200)))
+    assert "differs from itself" in ruling_of(requirement, measured(suites={"sums": flaky})).reason
+    high = required("at_least", suite="sums", value=0.7)
+    assert ruling_of(high, measured(suites={"sums": suite(after)}, has_champion=False)).decision is PASS
+
+
+def test_trap_16_not_significantly_worse_is_no_pass():
+    """Twelve prompts, one lost: no test finds a loss, and the naive gate lets it pass."""
+    found = measured(metric(shares(8, 12), shares(9, 12)))
+    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.05), found)
+    assert ruling.decision is UNDECIDED
+    assert ruling.evidence["num_more"] > 100
+    assert decide([required("non_inferior", metric="judge_score", margin=0.05)], found).decision is UNDECIDED
+
+
+def test_trap_17_failures_are_corrected_for_the_number_of_requirements():
+    """A loss that fails by itself at p = .03 fails no more among twenty; a pass needs all twenty at the full level."""
+    lost = metric(shares(300 - 32), shares(300), name="judge_score/x0")
+    others = [metric(shares(300), shares(300), name=f"judge_score/x{place}") for place in range(1, 20)]
+    requirements = [required("non_inferior", metric=f"judge_score/x{place}", margin=0.05) for place in range(20)]
+    assert decide(requirements[:1], measured(lost)).decision is FAIL
+    together = decide(requirements, measured(lost, *others))
+    assert together.decision is UNDECIDED
+    first = together.rulings["non_inferior judge_score/x0"]
+    assert first.evidence["p_beyond"] < 0.05 < first.evidence["p_beyond_holm"]
+    assert {ruling.decision for name, ruling in together.rulings.items() if name != "non_inferior judge_score/x0"} == {
+        PASS
+    }
+
+
+def test_an_alarm_is_no_chance_and_needs_no_correction():
+    alarms = StageAlarms(stage="ppo", watched=["kl"], alarms=[{"guard": "kl", "step": 3, "message": "far"}])
+    found = measured(
+        *[metric(shares(300), shares(300), name=f"judge_score/x{n}") for n in range(5)], stages={"": alarms}
+    )
+    requirements = [required("non_inferior", metric=f"judge_score/x{n}", margin=0.05) for n in range(5)]
+    assert decide([*requirements, required("no_alarm")], found).decision is FAIL
+
+
+def test_trap_24_a_champion_that_was_measured_otherwise_is_compared_with_nothing():
+    settings = {"candidate": "judge of May", "champion": "judge of March"}
+    found = measured(metric(shares(400), shares(100), measured_with=settings))
+    ruling = ruling_of(required("better", metric="judge_score"), found)
+    assert ruling.decision is UNDECIDED
+    assert "another judge" in ruling.reason
+    same = measured(metric(shares(400), shares(100), measured_with=dict.fromkeys(settings, "one")))
+    assert ruling_of(required("better", metric="judge_score"), same).decision is PASS
+    other_suite = suite(suite_run(shares(400)), suite_run(shares(100), fingerprint="older"))
+    changed = ruling_of(required("better", suite="sums"), measured(suites={"sums": other_suite}))
+    assert changed.decision is UNDECIDED
+    other_prompts = MetricMeasurement(name="judge_score", candidate=values(shares(400)), champion={"q": 0.0})
+    assert ruling_of(required("better", metric="judge_score"), measured(other_prompts)).decision is UNDECIDED
+
+
+@pytest.mark.parametrize("whose", ["candidate", "champion"])
+def test_with_fewer_than_95_percent_measured_nothing_is_decided(whose):
+    full, holed = shares(400), [None] * 21 + shares(379, 379)
+    found = metric(holed, full) if whose == "candidate" else metric(full, holed)
+    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.5), measured(found))
+    assert ruling.decision is UNDECIDED
+    assert whose in ruling.reason
+    few = metric([None] * 8 + shares(392, 392), full)
+    assert ruling_of(required("non_inferior", metric="judge_score", margin=0.5), measured(few)).evidence["n"] == 392
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, None])
+def test_numbers_that_are_none_never_pass(number):
+    found = measured(metric([number] * 400, shares(100)))
+    for requirement in (
+        required("at_least", metric="judge_score", value=-1e9),
+        required("non_inferior", metric="judge_score", margin=1e9),
+        required("better", metric="judge_score"),
+    ):
+        assert ruling_of(requirement, found).decision is UNDECIDED
+
+
+def test_what_was_not_measured_is_undecided_with_the_reason():
+    found = measured(missing={"judge_score": "the judge hung"})
+    assert "hung" in ruling_of(required("at_least", metric="judge_score", value=0), found).reason
+    assert ruling_of(required("better", suite="sums"), measured()).decision is UNDECIDED
+    assert ruling_of(required("no_alarm"), measured()).decision is UNDECIDED
+
+
+def test_a_champion_that_differs_from_itself_decides_nothing():
+    found = measured(metric(shares(400), shares(300), again=values(shares(200))))
+    ruling = ruling_of(required("better", metric="judge_score"), found)
+    assert ruling.decision is UNDECIDED
+    assert "differs from itself" in ruling.reason
+
+
+def test_metrics_that_are_no_mean_are_decided_by_their_interval():
+    def median(low, high):
+        return {"value": (low + high) / 2, "low": low, "high": high, "n": 100, "confidence": 0.95}
+
+    length = MetricMeasurement(name="length", estimate=median(20, 30), gain=median(-6, -2))
+    assert ruling_of(required("at_most", metric="length", value=40), measured(length)).decision is PASS
+    assert ruling_of(required("at_least", metric="length", value=40), measured(length)).decision is FAIL
+    assert ruling_of(required("better", metric="length", lower_is_better=True), measured(length)).decision is PASS
+    loss = ruling_of(required("non_inferior", metric="length", margin=1), measured(length))
+    assert loss.decision is FAIL
+    assert loss.evidence["p_beyond"] == pytest.approx(0.00164, abs=1e-4)  # (4 - 1) / (2 / 1.96) = 2.94 standard errors
+    point = MetricMeasurement(
+        name="length", estimate={"value": 5, "low": None, "high": None, "n": 1, "reason": "one text"}
+    )
+    assert "one text" in ruling_of(required("at_most", metric="length", value=40), measured(point)).reason
+
+
+def test_silence_of_a_guard_that_was_off_says_nothing():
+    stage = StageAlarms(stage="ppo", watched=["kl"], alarms=[])
+    assert ruling_of(required("no_alarm"), measured(stages={"": stage})).decision is PASS
+    assert ruling_of(required("no_alarm", alarms=["kl"]), measured(stages={"": stage})).decision is PASS
+    assert ruling_of(required("no_alarm", alarms=["length"]), measured(stages={"": stage})).decision is UNDECIDED
+    nobody = StageAlarms(stage="ppo", watched=[], alarms=[])
+    assert ruling_of(required("no_alarm"), measured(stages={"": nobody})).decision is UNDECIDED
+    other = StageAlarms(
+        stage="ppo", watched=["kl", "length"], alarms=[{"guard": "length", "step": 1, "message": "long"}]
+    )
+    assert ruling_of(required("no_alarm", alarms=["kl"]), measured(stages={"": other})).decision is PASS
+
+
+def test_the_first_champion_has_nobody_to_be_compared_with_and_the_rest_decides():
+    comparison = required("better", metric="win_rate")
+    good = measured(metric(shares(300)), has_champion=False)
+    found = decide([comparison, required("at_least", metric="judge_score", value=0.5)], good)
+    assert found.decision is PASS
+    assert found.rulings["better win_rate"].decision is UNDECIDED
+    assert found.rulings["better win_rate"].evidence[NOT_COMPARED]
+    bad = measured(metric(shares(100)), has_champion=False)
+    assert decide([comparison, required("at_least", metric="judge_score", value=0.5)], bad).decision is FAIL
+    alone = decide([comparison], measured(has_champion=False))
+    assert alone.decision is PASS
+    assert "no champion" in alone.reason
+    rate = required("at_least", metric="win_rate", value=0.5)
+    assert decide([rate], measured(has_champion=False)).rulings[rate.label].evidence[NOT_COMPARED]
+
+
+def own_rule(measurements, least=0):
+    enough = len(measurements.values("judge_score")) >= least
+    return Ruling(decision=PASS if enough else FAIL, reason="counted")
+
+
+def no_ruling(measurements):
+    return True
+
+
+def test_a_requirement_of_the_user_s_own():
+    found, name = measured(metric(shares(3, 9))), f"{__name__}:own_rule"
+    assert ruling_of(required("function", function=name), found).decision is PASS
+    assert ruling_of(required("function", function=name, arguments={"least": 10}), found).decision is FAIL
+    with pytest.raises(ConfigError, match="no_ruling"):
+        ruling_of(required("function", function=f"{__name__}:no_ruling"), found)
+    with pytest.raises(ConfigError, match="without requirements"):
+        decide([], found)
+
+
+def document_of(requirements, found):
+    return {
+        "schema": SCHEMA, "confidence": 0.95, "requirements": [each.model_dump(mode="json") for each in requirements],
+        "measurements": found.to_dict(), **decide(requirements, found).to_dict(),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def document():
+    requirements = [
+        required("non_inferior", suite="sums"), required("better", metric="judge_score"),
+        required("no_alarm"), required("at_most", metric="judge_score", value=0.99),
+    ]  # fmt: skip
+    found = measured(
+        metric(shares(350), shares(250), measured_with={"candidate": "x", "champion": "x"}),
+        suites={"sums": suite(suite_run(shares(300)), suite_run(shares(300)), again=suite_run(shares(300)))},
+        stages={"": StageAlarms(stage="ppo", watched=["kl"])},
+    )
+    return json.loads(json.dumps(document_of(requirements, found)))
+
+
+def test_a_decision_is_made_again_from_its_file(document, tmp_path):
+    path = tmp_path / "gate.json"
+    path.write_text(json.dumps(document))
+    again = replay(read_evidence(path))
+    assert again.decision is PASS
+    assert json.loads(json.dumps(again.to_dict())) == {key: document[key] for key in ("decision", "reason", "rulings")}
+    assert Measurements.from_dict(document["measurements"]).to_dict() == document["measurements"]
+
+
+def test_a_file_that_was_changed_is_found_out(document, tmp_path):
+    measured_scores = document["measurements"]["metrics"]["judge_score"]["candidate"]
+    measured_scores.update(dict.fromkeys(list(measured_scores)[:40], 0.0))
+    with pytest.raises(DataError, match="judge_score"):
+        replay(document)
+    with pytest.raises(DataError, match="requirements"):
+        replay({**document, "requirements": [{"kind": "at_leest"}]})
+    with pytest.raises(DataError, match="measurements"):
+        replay({**document, "measurements": {"metrics": {}}})
+    path = tmp_path / "gate.json"
+    path.write_text(json.dumps({"decision": "pass"}))
+    with pytest.raises(DataError, match=r"gate\.json"):
+        read_evidence(path)
+    path.write_text(json.dumps({**document, "schema": 99}))
+    with pytest.raises(DataError, match="99"):
+        read_evidence(path)

@@ -1,0 +1,116 @@
+"""Benchmarks by a judge, on files with known answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+
+import pytest
+
+from rlhf.errors import ConfigError, DataError
+from rlhf.evaluation.benchmarks.alpaca_eval import annotated_win_rate
+from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS
+from rlhf.evaluation.benchmarks.run_benchmark import OPENERS, run_benchmark
+
+
+def write(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def pair(first, second, label):
+    return {"input": "Do it", "output_1": first, "output_2": second, "label": label}
+
+
+def test_every_benchmark_names_what_can_be_opened():
+    assert {benchmark.measures for benchmark in BENCHMARKS.values()} <= OPENERS.keys()
+
+
+def test_llmbar_by_hand(tmp_path):
+    path = write(tmp_path / "d.json", [pair("aa", "b", 1), pair("aa", "b", 2), pair("a", "b", 1), pair("a", "bb", 2)])
+    found = run_benchmark("longer", "llmbar-natural", tmp_path, questions={"llmbar-natural": path})["llmbar-natural"]
+    assert found.scores["accuracy"].value == (1 + 0 + 0.5 + 1) / 4
+    assert [item["score"] for item in found.items] == [1.0, 0.0, 0.5, 1.0]
+    assert "first_place_won" not in found.scores
+
+
+def test_pandalm_by_hand(tmp_path):
+    def row(first, second, *labels):
+        return {"instruction": "i", "input": "", "response1": first, "response2": second} | {
+            f"annotator{n}": label for n, label in enumerate(labels, 1)
+        }
+
+    rows = [row("aa", "b", 1, 1, 2), row("aa", "b", 2, 2, 2), row("a", "b", 0, 0, 1), row("a", "b", 1, 1, 1)]
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    found = run_benchmark("longer", "pandalm", questions={"pandalm": path})["pandalm"]
+    assert found.scores["accuracy"].value == 2 / 4  # the first, and the tie
+    assert found.scores["accuracy_where_people_prefer_one"].value == pytest.approx(1 / 3)
+    assert found.scores["agreement_of_two_people"].value == pytest.approx((1 / 3 + 1 + 1 / 3 + 1) / 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"), [([{"input": "x"}], "output_1"), ({"a": 1}, "list"), ([pair("a", "b", 3)], "label 3")]
+)
+def test_wrong_files_are_refused_by_row_and_column(tmp_path, rows, match):
+    path = write(tmp_path / "d.json", rows)
+    with pytest.raises(DataError, match=match):
+        run_benchmark("longer", "llmbar-natural", questions={"llmbar-natural": path})
+
+
+def test_a_policy_is_judged_against_the_reference_answers(tmp_path):
+    from rlhf.config.policy import SamplingConfig
+    from rlhf.models.policy import PolicyModel
+    from tests.fixtures.tiny import build_llama, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    build_llama(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "lm")
+    tokenizer.save_pretrained(tmp_path / "lm")
+    policy = PolicyModel.from_pretrained(str(tmp_path / "lm"))
+    path = write(
+        tmp_path / "alpaca_eval.json", [{"instruction": f"Say {n}", "output": "x" * (n * 1000)} for n in range(2)]
+    )
+    settings = {"questions": {"alpaca-eval": path}, "sampling": SamplingConfig(max_new_tokens=8)}
+    found = run_benchmark(policy, "alpaca-eval", tmp_path / "out", judge="longer", **settings)["alpaca-eval"]
+    assert [item["score"] for item in found.items] == [1.0, 0.0]
+    assert not found.scores["length_controlled_win_rate"].measured
+    assert (tmp_path / "out" / "alpaca-eval.json").is_file()
+    with pytest.raises(ConfigError, match="judge"):
+        run_benchmark(policy, "alpaca-eval", **settings)
+
+
+def annotations(n, *, length_effect, seed=0):
+    """The model is as good as the baseline at equal length, and often longer; longer ones win more often."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(n):
+        one, two = rng.randint(50, 150), rng.randint(80, 180)
+        wins = rng.random() < 1 / (1 + math.exp(-length_effect * math.tanh((two - one) / 40)))
+        rows.append(
+            {"instruction": "i", "output_1": "x" * one, "output_2": "x" * two, "preference": 2.0 if wins else 1.0}
+        )
+    return rows
+
+
+def test_annotations_with_a_known_answer(tmp_path):
+    biased = annotated_win_rate(write(tmp_path / "a.json", annotations(600, length_effect=2.0)))
+    assert biased.raw.low > 0.6
+    assert biased.rate.low < 0.5 < biased.rate.high, "the truth at equal length"
+    rows = [*annotations(600, length_effect=0.0), {"output_1": "a", "output_2": "b", "preference": None}]
+    fair = annotated_win_rate(write(tmp_path / "b.json", rows))
+    assert fair.raw.n == 600
+    assert fair.rate.value == pytest.approx(fair.raw.value, abs=0.03)
+
+
+def test_trap_22_without_overlap_in_length_there_is_no_rate(tmp_path):
+    rows = [{"output_1": "x", "output_2": "x" * (10 + n), "preference": 1 + n % 2} for n in range(80)]
+    found = annotated_win_rate(write(tmp_path / "a.json", rows))
+    assert found.raw.value == 0.5
+    assert not found.rate.measured
+
+
+def test_a_preference_out_of_its_range_is_refused(tmp_path):
+    with pytest.raises(DataError, match="preference 3"):
+        annotated_win_rate(write(tmp_path / "a.json", [{"output_1": "a", "output_2": "b", "preference": 3}]))

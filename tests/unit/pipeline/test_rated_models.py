@@ -1,0 +1,81 @@
+"""Ratings of more than two models: every pair, one scale."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from rlhf.config.comparison import CompareConfig
+from rlhf.errors import ConfigError
+from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
+from rlhf.pipeline.rated_models import rate_models
+
+
+def write(path, texts):
+    rows = [{"prompt": f"p{i}", "completion": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Lengths: long beats middle on 3 of 4 prompts, middle beats short on 3 of 4, long beats short on 3 of 4."""
+    n = 40
+    return [
+        write(tmp_path / "long.jsonl", ["aaaa" if i % 4 else "a" for i in range(n)]),
+        write(tmp_path / "middle.jsonl", ["aaa" if (i + 1) % 4 else "a" for i in range(n)]),
+        write(tmp_path / "short.jsonl", ["aa" for _ in range(n)]),
+    ]
+
+
+@pytest.fixture
+def config(tmp_path, files):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def longer(prompts, completions):\n    return [float(len(c)) for c in completions]\n")
+    return CompareConfig.of({"a": files[0], "b": files[1], "judge": f"{judge}:longer"}, source="test")
+
+
+def test_the_order_the_gaps_and_the_record(files, config, tmp_path):
+    found = rate_models(files, config, tmp_path / "out", runs=None)
+    assert [name.rpartition("/")[2] for name in found.order] == ["long.jsonl", "middle.jsonl", "short.jsonl"]
+    assert len(found.pairs) == 3
+    gap = found.behind_best(files[2])
+    assert gap.value < 0
+    assert gap.low < gap.value < gap.high
+    record = json.loads((tmp_path / "out" / "ratings.json").read_text())
+    assert sum(record["ratings"].values()) == pytest.approx(3000)
+    assert record["behind_best"][files[0]] is None
+    assert len(record["pairs"]) == 3
+    page = (tmp_path / "out" / "ratings.md").read_text()
+    assert page.index("long.jsonl |") < page.index("short.jsonl |")
+
+
+def test_a_model_that_lost_everything_is_rated_with_a_prior_and_that_is_said(files, config, tmp_path):
+    none = write(tmp_path / "none.jsonl", ["" for _ in range(40)])
+    found = rate_models([*files, none], config, tmp_path / "out", runs=None)
+    assert found.order[-1] == none
+    assert "against an average model" in found.note
+    assert math.isfinite(found.ratings.strengths[none])
+
+
+@pytest.mark.parametrize("chosen", [(0, 1), (0, 1, 1)])
+def test_too_few_models_or_one_twice(files, config, tmp_path, chosen):
+    with pytest.raises(ConfigError, match="three"):
+        rate_models([files[i] for i in chosen], config, tmp_path / "out", runs=None)
+
+
+def test_the_command_takes_more_than_two(call, files, config, tmp_path):
+    code, out, _ = call("compare", *files, f"judge={tmp_path}/judge.py:longer", "-o", tmp_path / "cli", "--json")
+    assert code == 0
+    assert len(json.loads(out)["pairs"]) == 3
+
+
+def test_shares_are_outcomes_where_ties_are_half_wins():
+    whole = [("a", "b", 1.0), ("a", "b", 0.0), ("a", "b", 1.0), ("a", "b", 1.0)]
+    shares = [("a", "b", 0.75)] * 4
+    one, other = bradley_terry_ratings(whole), bradley_terry_ratings(shares)
+    assert one.strengths["a"] == pytest.approx(other.strengths["a"])
+    with pytest.raises(Exception, match="outcome"):
+        bradley_terry_ratings(shares, ties="davidson")
