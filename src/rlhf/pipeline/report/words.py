@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from rlhf.evaluation.verdict import Tone, Verdict
 from rlhf.formatting import duration, formatted, interval, mapping, number, percentage, plain_number, signed_number
 from rlhf.pipeline.report.data import RunRecord, StageRecord
+from rlhf.pipeline.report.gate_view import gate_view
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started but did not finish", "stopped": "was stopped"}
 
@@ -37,8 +38,9 @@ def headline(run: RunRecord) -> Headline:
         f"The stage {stage.name} {STATUS_WORDS[stage.status]}: {(stage.headline or 'see the log').rstrip('.')}."
         for stage in failed
     ]
+    gates = [gate_view(stage) for stage in run.stages.values() if stage.gate]
     if not run.evaluations:
-        return _without_evaluation(run, trouble)
+        return _of_gates(run, gates, trouble) if gates else _without_evaluation(run, trouble)
     verdicts = [(stage, stage.verdict) for stage, _ in run.evaluations]
     if len(verdicts) == 1:
         ((_, only),) = verdicts
@@ -69,6 +71,18 @@ def _while_running(run: RunRecord) -> Headline:
     now = [f"The stage {stage.name} is {stage.state}." for stage in run.stages.values() if stage.status == "running"]
     done = [f"{s.name}: {s.headline}." for s in run.stages.values() if s.status in ("done", "kept") and s.headline]
     return Headline(Tone.UNKNOWN, "This run is still running", [*now, *done])
+
+
+def _of_gates(run: RunRecord, gates: Sequence[Mapping[str, Any]], trouble: list[str]) -> Headline:
+    """What the last gate decided, and all that gates said."""
+    said = [f"{view['stage'].name}: {view['candidate']} {view['heading']}." for view in gates]
+    last = gates[-1]
+    title = f"The last gate: {last['candidate']} {last['heading']}"
+    if trouble:
+        return Headline(Tone.BAD, "This run did not finish", [*trouble, *said])
+    return Headline(
+        Tone(last["tone"]), title, [*said, *(f"{s.name}: {s.headline}." for s in run.stages.values() if s.headline)]
+    )
 
 
 def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from rlhf.pipeline.report.data import StageRecord, read_run
 from rlhf.pipeline.report.gate_view import gate_view, registry_views
 from rlhf.pipeline.report.page import render
+from rlhf.pipeline.report.words import headline
 from tests.fixtures.run_folder import write_run
 
 DOCUMENT = {
@@ -63,6 +65,15 @@ def test_the_page_shows_requirements_numbers_reasons_and_history(run):
     assert "not compared" in section
     assert "0.72" in section
     assert "−0.22" in section or "-0.22" in section
+
+
+def test_the_last_gate_is_the_headline_where_nothing_was_evaluated(run, tmp_path):
+    shutil.copytree(run, tmp_path / "r")
+    shutil.rmtree(tmp_path / "r" / "evaluation")
+    found = headline(read_run(tmp_path / "r"))
+    assert "dpo_2 failed" in found.title
+    assert found.tone == "bad"
+    assert headline(read_run(run)).title != found.title, "an evaluation goes first"
 
 
 def test_a_run_without_gates_has_no_such_section(tmp_path):
