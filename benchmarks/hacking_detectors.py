@@ -94,7 +94,7 @@ HEALTHY = {
     "jump": World(
         "new data at step 500: length x2, reward +.6",
         growth=lambda s: np.log(2) * (s >= HACK_STEP),
-        proxy=lambda s: 0.6 * (s >= HACK_STEP),
+        proxy=lambda s: 0.6 * (s >= HACK_STEP).astype(np.float64),
         held_out_proxy=False,
     ),
     "rule": World("a reward of 0 or 1", binary=True),
