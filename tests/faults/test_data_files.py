@@ -85,7 +85,7 @@ BAD_LINES = {
         "2: the key 'prompt' appears in the same object twice",
         "keep one of them",
     ),
-    "a key twice inside": (b'{"messages": [{"role": "a", "role": "b"}]}', "2: the key 'role' stands", "keep one"),
+    "a key twice inside": (b'{"messages": [{"role": "a", "role": "b"}]}', "2: the key 'role'", "keep one"),
     "NaN": (b'{"prompt": "a", "completion": NaN}', "2: NaN is not a JSON value", "use null"),
     "-Infinity": (b'{"prompt": "a", "x": [-Infinity]}', "2: -Infinity is not a JSON value", "use null"),
     "1e999": (b'{"prompt": "a", "x": 1e999}', "2: the number 1e999 is beyond what a float holds", "use null"),

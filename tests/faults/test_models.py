@@ -178,7 +178,7 @@ CONFIGS = {
     ),
     "a masked language model": (
         edit("config.json", architectures=["BertForMaskedLM"]),
-        ("no language model", "BertForMaskedLM", "from left to right", "Give the folder of"),
+        ("not a language model", "BertForMaskedLM", "from left to right", "Give the folder of"),
     ),
 }
 WEIGHTS = {
@@ -490,11 +490,15 @@ def test_models_of_another_kind_are_told_apart(tmp_path, tiny_model_folder):
     reward = str(RewardModel.from_policy(policy).save_pretrained(tmp_path / "reward"))
     value = str(ValueModel.from_policy(policy).save_pretrained(tmp_path / "value"))
     for load, path, phrases in (
-        (PolicyModel.from_pretrained, reward, ("no language model", "returns scores, not text", "policy")),
+        (PolicyModel.from_pretrained, reward, ("not a language model", "returns scores, not text", "policy")),
         (PolicyModel.from_pretrained, value, ("is a value model", "values, not text", "policy's folder")),
-        (RewardModel.from_pretrained, str(tiny_model_folder), ("no reward model", "LlamaForCausalLM", "rlhf reward")),
+        (
+            RewardModel.from_pretrained,
+            str(tiny_model_folder),
+            ("not a reward model", "LlamaForCausalLM", "rlhf reward"),
+        ),
         (RewardModel.from_pretrained, value, ("is a value model", "rlhf reward")),
-        (ValueModel.from_pretrained, reward, ("no value model", "ValueModel.from_policy")),
+        (ValueModel.from_pretrained, reward, ("not a value model", "ValueModel.from_policy")),
     ):
         message = refusal(lambda load=load, path=path: load(path))
         assert all(phrase in message for phrase in (path, *phrases)), message

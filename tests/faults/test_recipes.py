@@ -73,7 +73,7 @@ UNREADABLE: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a key twice": (RECIPE + "name: again\n", ("line 7, column 1", "the key 'name' appears twice")),
     "two documents": (RECIPE + "---\n" + RECIPE, ("line 7", "single document", "another document")),
     "an unknown alias": (RECIPE + "x: *nobody\n", ("line 7, column 4", "undefined alias 'nobody'")),
-    "an alias in itself": (RECIPE + "x: &x [*x]\n", ("line 7", "stands inside what it names", "never end")),
+    "an alias in itself": (RECIPE + "x: &x [*x]\n", ("line 7", "inside what it names", "never end")),
     "a billion laughs": (LAUGHS + RECIPE, ("line 5, column 5", "stands for more than 100,000 values")),
     "a Python object": (
         RECIPE + "x: !!python/object/apply:os.system ['exit 1']\n",
@@ -432,7 +432,7 @@ def test_trls_loss_type_is_a_method_where_no_key_stands_for_it():
         ("logging_steps", "there is no such key. Every step is logged, into events.jsonl"),
         (
             "output_dir",
-            "there is no such key. It stands at the top of a recipe, beside `name`; a command of one stage has -o",
+            "there is no such key. It is at the top of a recipe",
         ),
         ("bf16", "Did you mean 'autocast'? As in `autocast: bfloat16`."),
     ],

@@ -121,7 +121,7 @@ def test_it_is_told_from_other_models(policy, model, tmp_path):
     with pytest.raises(ModelError, match="is a process reward model"):
         RewardModel.from_pretrained(str(judge))
     other = RewardModel.from_policy(policy).save_pretrained(tmp_path / "rm")
-    with pytest.raises(ModelError, match="no process reward model"):
+    with pytest.raises(ModelError, match="not a process reward model"):
         ProcessRewardModel.from_pretrained(str(other))
     with pytest.raises(ModelError, match="scores, not text"):
         PolicyModel.from_pretrained(str(judge))

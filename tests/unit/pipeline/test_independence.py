@@ -183,7 +183,7 @@ def test_what_has_no_record_is_unknown_and_is_said_to_be(old, tmp_path):
     assert [text.partition(" ")[0] for text in seen.unknown] == [str(place / "ppo"), str(place / "reward")]
     assert seen.warnings == []
     (note,) = seen.notes
-    assert "can't be told" in note
+    assert "unknown" in note
     assert seen.about_judge.endswith("as far as is recorded")
     events = read_jsonl(tmp_path / "runs" / "later" / "events.jsonl")
     assert note in [event["message"] for event in events if event["event"] == "note"]

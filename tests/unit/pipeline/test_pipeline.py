@@ -142,7 +142,7 @@ def test_bad_data_is_one_error_that_names_the_line(tmp_path):
 
 def test_a_reward_model_is_refused_as_a_policy(tmp_path):
     RewardModel.from_policy("embedded", seed=1).save_pretrained(tmp_path / "rm")
-    with pytest.raises(ModelError, match=r"no language model.*a reward model"):
+    with pytest.raises(ModelError, match=r"not a language model.*a reward model"):
         PolicyModel.from_pretrained(str(tmp_path / "rm"))
 
 

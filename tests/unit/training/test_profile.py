@@ -72,7 +72,7 @@ def test_what_goes_into_a_sampler_beside_is_an_activity_of_its_own_and_has_no_ra
     assert activities["sampler wait"]["count"] == 2 * 3, "each rollout is begun and waited for"
     assert activities["sampler wait"]["tokens_per_second"] is None
     assert "rollout decode" not in activities, "nothing was drawn here"
-    remark = "(sampled beside this process, by one whose processor seconds are in no line)"
+    remark = "(sampled in another process, whose processor seconds are in no line)"
     assert remark in profile_table(found)
     assert remark not in profile_table(weights_after("grpo")[1].as_dict())
 

@@ -14,6 +14,7 @@ from rlhf.evaluation.decision import Decision, Ruling
 from rlhf.evaluation.intervals import Array, Estimate, mean_interval
 from rlhf.evaluation.suites.capability import MIN_SCORED_FRAC, REPEAT_CONFIDENCE, obstacles
 from rlhf.evaluation.suites.suite_run import SuiteRun
+from rlhf.formatting import percentage
 
 Values = Mapping[str, float | None]
 """Prompt or unit -> number; None where it could not be measured."""
@@ -217,7 +218,7 @@ def _too_few(name: str, whose: str, values: Values) -> str | None:
     known = sum(map(_known, values.values()))
     if values and known < MIN_SCORED_FRAC * len(values):
         return (
-            f"only {known / len(values):.0%} of the {whose}'s prompts have a number of {name}, fewer than {MIN_SCORED_FRAC:.0%}: "
+            f"only {percentage(known / len(values), 0)} of the {whose}'s prompts have a number of {name}, fewer than {percentage(MIN_SCORED_FRAC, 0)}: "
             "what could not be measured is rarely a random part"
         )
     return None
@@ -230,6 +231,6 @@ def _flaky(name: str, champion: Values, again: Values) -> str | None:
     if found.measured and (found.low > 0 or found.high < 0):
         return (
             f"the champion differs from itself: asked twice, its {name} changed by {found.value:+.3g} "
-            f"({REPEAT_CONFIDENCE:.0%} interval {found.low:+.3g} to {found.high:+.3g}); find out why before comparing others"
+            f"({percentage(REPEAT_CONFIDENCE, 0)} interval {found.low:+.3g} to {found.high:+.3g}); find out why before comparing others"
         )
     return None

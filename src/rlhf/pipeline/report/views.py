@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlhf.data.message_text import counted
-from rlhf.evaluation.gold_over_kl import GoldOverKL
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
 from rlhf.formatting import mapping, number, plain_number, shares_of_100
 from rlhf.pipeline.report.alarms import alarm_steps
@@ -27,7 +26,6 @@ from rlhf.pipeline.report.plots import (
 
 CURVE_POINTS = 60
 """Of a fitted line."""
-GOLD_FIELDS = [each.name for each in fields(GoldOverKL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +271,15 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
 
 def _fitted_gold(found: Mapping[str, Any]) -> tuple[list[Series], dict[str, float] | None, str]:
     """The curve through the judge's scores, the mark of its peak, and a sentence."""
-    numbers = {name: value for name in GOLD_FIELDS if (value := number(found.get(name))) is not None}
-    if not {"start", "alpha", "beta", "min_kl", "max_kl"} <= numbers.keys():
+    needed = ("start", "alpha", "beta", "min_kl", "max_kl")
+    if any(number(found.get(name)) is None for name in needed):
         return [], None, ""
-    curve = GoldOverKL(**{name: numbers.get(name, math.nan) for name in GOLD_FIELDS})
+    from rlhf.evaluation.gold_over_kl import (
+        GoldOverKL,  # here: it imports scipy, which a page without such a curve does not need
+    )
+
+    numbers = {each.name: number(found.get(each.name)) for each in fields(GoldOverKL)}
+    curve = GoldOverKL(**{name: math.nan if value is None else value for name, value in numbers.items()})
     step = (curve.max_kl - curve.min_kl) / (CURVE_POINTS - 1)
     xs = [curve.min_kl + step * i for i in range(CURVE_POINTS)]
     series = [Series("fitted to the judge", xs, curve(xs).tolist(), MUTED)]

@@ -96,7 +96,7 @@ def test_a_file_that_is_no_database_is_told(tmp_path):
     (tmp_path / "s.db").write_text("not a database at all, " * 100)
     with pytest.raises(ConfigError, match=r"s\.db .*b'not a database a"):
         PreferenceStore(tmp_path / "s.db")
-    with pytest.raises(ConfigError, match="no database URL"):
+    with pytest.raises(ConfigError, match="not a database URL"):
         open_engine("postgresql://:::")
 
 

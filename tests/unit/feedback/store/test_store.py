@@ -385,7 +385,7 @@ def test_the_same_submission_twice_is_kept_once(store):
     ("change", "words"),
     [
         ({"value": {"preference": "c"}}, "wanted `a`, `b` or `tie`"),
-        ({"value": {"grade": 1}}, "has the keys grade; a pairwise has `preference` alone"),
+        ({"value": {"grade": 1}}, "has the keys grade; a pairwise has only `preference`"),
         ({"flags": ["ugly"]}, "no flag 'ugly'"),
         ({"seconds": -1}, "a time is at least 0"),
         ({"comment": "x" * 10_001}, "10,001 characters"),

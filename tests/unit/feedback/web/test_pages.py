@@ -202,7 +202,7 @@ def test_no_number_that_an_annotator_sees_tells_a_gold_item_from_another_task(tm
     ("how", "said"),
     [
         ({"answer": {"preference": "c"}}, "wanted `a`, `b` or `tie`"),
-        ({"answer": {"grade": 1}}, "has `preference` alone"),
+        ({"answer": {"grade": 1}}, "has only `preference`"),
         ({"flags": ["rude"]}, "no flag 'rude'"),
         ({"spans": [{"completion": 2, "start": 0, "end": 1, "text": "t"}]}, "no such turn"),
         ({"spans": [{"completion": 0, "start": 0, "end": 99, "text": "t"}]}, "characters"),
