@@ -218,7 +218,8 @@ def _too_few(name: str, whose: str, values: Values) -> str | None:
     known = sum(map(_known, values.values()))
     if values and known < MIN_SCORED_FRAC * len(values):
         return (
-            f"only {percentage(known / len(values), 0)} of the {whose}'s prompts have a number of {name}, fewer than {percentage(MIN_SCORED_FRAC, 0)}: "
+            f"only {percentage(known / len(values), 0)} of the {whose}'s prompts have a number of {name}, fewer than "
+            f"{percentage(MIN_SCORED_FRAC, 0)}: "
             "what could not be measured is rarely a random part"
         )
     return None
