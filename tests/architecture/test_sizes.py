@@ -23,7 +23,6 @@ LARGE_FILES: dict[str, str] = {}
 """Path inside src/rlhf -> why it stays whole."""
 LARGE_TEST_FILES: dict[str, int] = {
     "faults/test_data_files.py": 880,
-    "faults/test_models.py": 780,
     "faults/test_rewards.py": 690,
     "unit/pipeline/report/test_page.py": 680,
 }

@@ -5,127 +5,43 @@ Every folder is a real one with one fault. Nothing in it is changed, nothing is 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from rlhf import cli
 from rlhf.config.model import ModelConfig
-from rlhf.config.policy import SamplingConfig
-from rlhf.data.chat import chat_format, check_has_template
-from rlhf.data.contracts import Prompt
-from rlhf.data.datasets import SFTDataset
-from rlhf.data.pack import Branch, Group, pack
-from rlhf.errors import DataError, MemoryLimitError, ModelError, RLHFError
+from rlhf.errors import MemoryLimitError, ModelError
 from rlhf.models import sources
 from rlhf.models.load import load_causal_lm
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
-from rlhf.models.tokens import load_tokenizer
 from rlhf.models.value import ValueModel
-from rlhf.rollout.local import LocalEngine
 from tests.fixtures import tiny, toy
+from tests.fixtures.refusal import refusal
+from tests.fixtures.spoiled_folder import (
+    add_code,
+    change,
+    cut,
+    edit,
+    edit_index,
+    enlarge_tokenizer,
+    make_pickle,
+    remove,
+    set_one,
+    shards_of,
+    state_of,
+    write,
+)
 
 UP = "model.layers.1.mlp.up_proj.weight"
-
-
-# ---- how to spoil a folder
-
-
-def edit(name: str, **changes: Any) -> Callable[[Path], None]:
-    """Sets keys of a JSON file; None removes one."""
-
-    def spoil(folder: Path) -> None:
-        content = json.loads((folder / name).read_text()) | changes
-        (folder / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-    return spoil
-
-
-def write(name: str, content: str | bytes) -> Callable[[Path], None]:
-    data = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(data) and None
-
-
-def remove(*names: str) -> Callable[[Path], None]:
-    return lambda folder: [(folder / name).unlink() for name in names] and None
-
-
-def cut(name: str, *, keep: int) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep]) and None
-
-
-def change(edit_weights: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        edit_weights(weights)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return spoil
-
-
-def set_one(name: str, value: float) -> Callable[[Path], None]:
-    return change(lambda weights: weights[name].view(-1).__setitem__(7, value))
-
-
-def shards_of(folder: Path) -> list[Path]:
-    return sorted(folder.glob("model-*.safetensors"))
-
-
-def edit_index(edit_map: Callable[[dict[str, str]], object]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        path = folder / "model.safetensors.index.json"
-        index = json.loads(path.read_text())
-        edit_map(index["weight_map"])
-        path.write_text(json.dumps(index))
-
-    return spoil
-
-
-def make_pickle(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def add_code(name: str, **changes: Any) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        (folder / "modeling_evil.py").write_text("raise SystemExit('a stranger ran')\n")
-        edit(name, **changes)(folder)
-
-    return spoil
-
-
-def enlarge_tokenizer(folder: Path) -> None:
-    tokenizer = tiny.build_tokenizer()
-    tokenizer.add_tokens(["<surplus>"])
-    tokenizer.save_pretrained(folder)
-
-
-def state_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def refusal(load: Callable[[], object], kind: type[RLHFError] = ModelError) -> str:
-    """What the user reads; one line, of our own making."""
-    with pytest.raises(kind) as caught:
-        load()
-    message = str(caught.value)
-    assert caught.value.exit_code == kind.exit_code
-    assert "\n" not in message
-    assert message.endswith((".", "?")), message
-    return message
 
 
 @pytest.fixture
@@ -596,162 +512,6 @@ def test_a_pickled_adapter_is_refused(adapter_folder):
     assert "only as adapter_model.bin, a pickle" in message
     assert "allow_pickle: true" in message
     load_causal_lm(ModelConfig.of({"path": str(adapter_folder), "allow_pickle": True}), seed=0)
-
-
-# ---- the hub
-
-
-def hub_error(kind: type[Exception]) -> Callable[..., Any]:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        assert kwargs["timeout"] <= 10, "a hub that does not answer must not hold a run up"
-        if issubclass(kind, HfHubHTTPError):
-            raise kind("no", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
-        raise kind("nobody answers")
-
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("kind", "phrases"),
-    [
-        (ConnectionError, ("The hub can't be reached for the model 'some/model'", "hf download", "HF_HUB_OFFLINE")),
-        (TimeoutError, ("The hub can't be reached", "TimeoutError", "There is no folder some/model here either")),
-        (RepositoryNotFoundError, ("The hub has no model 'some/model'", "hf auth login", "There is no folder")),
-        (GatedRepoError, ("'some/model'", "accepted its conditions", "hf auth login")),
-        (RevisionNotFoundError, ("'some/model' has no revision 'v9'",)),
-    ],
-)
-def test_what_the_hub_answers_is_one_sentence(kind, phrases, monkeypatch):
-    sources._hub_has.cache_clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(HfApi, "model_info", hub_error(kind))
-    message = refusal(lambda: load_causal_lm(ModelConfig.of({"path": "some/model", "revision": "v9"}), seed=0))
-    assert all(phrase in message for phrase in phrases), message
-
-
-@pytest.mark.parametrize("kind", [ConnectionError, RepositoryNotFoundError])
-@pytest.mark.parametrize(("name", "near"), [("embeded", " Did you mean 'embedded'?"), ("gpt2", "hf download gpt2.")])
-def test_the_embedded_model_misspelled_is_told_what_is_near(kind, name, near, monkeypatch):
-    sources._hub_has.cache_clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(HfApi, "model_info", hub_error(kind))
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, **kwargs: None)
-    message = refusal(lambda: load_causal_lm(ModelConfig.of({"path": name}), seed=0))
-    assert near in message
-    assert ("Did you mean" in message) == (name == "embeded")
-
-
-def test_without_a_network_the_copy_in_the_cache_is_taken(monkeypatch, caplog):
-    sources._hub_has.cache_clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(HfApi, "model_info", hub_error(ConnectionError))
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, **kwargs: "/cache/config.json")
-    assert sources.hub_options("some/model", None) == {"revision": None, "local_files_only": True}
-    assert "took the copy of some/model in the cache" in caplog.text
-    sources._hub_has.cache_clear()
-
-
-def test_no_name_of_the_hub_has_a_space():
-    message = refusal(lambda: load_causal_lm("my model", seed=0))
-    assert "'my model' is neither a folder here nor a possible name on the hub" in message
-
-
-# ---- tokenizers that lack something
-
-
-def test_padding_that_equals_end_of_text_is_accepted_and_the_end_is_still_learned(tiny_model_folder):
-    """Nothing here is padded, so nothing that looks like padding is left out of the loss."""
-    edit("tokenizer_config.json", pad_token="<eos>")(tiny_model_folder)
-    edit("config.json", pad_token_id=1)(tiny_model_folder)
-    policy = PolicyModel.from_pretrained(str(tiny_model_folder))
-    assert policy.tokenizer.pad_token_id == policy.tokenizer.eos_token_id == 1
-    (row,) = SFTDataset([{"prompt": "Where does the fox live?", "completion": " In a den."}], policy.tokenizer)
-    batch = pack([row])
-    assert batch.score_token[-1] == 1
-    policy.score(batch).logprobs[-1].backward()
-    gradient = policy.model.lm_head.weight.grad
-    assert gradient[1].abs().max() > 0
-    (sampled,) = LocalEngine(policy).generate(
-        [Prompt(id="p", ids=list(row.prefix), text="")], num_samples=8, sampling=SamplingConfig(max_new_tokens=60), seed=0, rollout_index=0
-    )  # fmt: skip
-    ended = [completion for completion in sampled if not completion.truncated]
-    assert all(completion.tokens[-1] == 1 for completion in ended)
-
-
-def test_a_dialogue_without_a_chat_template_names_the_ways_out(tiny_model_folder):
-    (tiny_model_folder / "chat_template.jinja").unlink()
-    tokenizer = load_tokenizer(str(tiny_model_folder))
-    message = refusal(lambda: check_has_template(chat_format(tokenizer), "rows.jsonl line 3"))
-    assert message.startswith("rows.jsonl line 3 is a dialogue, and the tokenizer has no chat template")
-    assert "plain" in message
-    assert "Jinja file" in message
-
-
-@pytest.mark.parametrize(
-    ("template", "phrases"),
-    [
-        ("{% for message in %}", ("chat_template: line 1 is not valid Jinja", "{% for message in %}")),
-        ("{{ messages", ("chat_template: line 1 is not valid Jinja",)),
-    ],
-)
-def test_a_chat_template_that_is_no_jinja_is_refused_before_any_row(template, phrases, tiny_model_folder):
-    config = ModelConfig.of({"path": str(tiny_model_folder), "chat_template": template})
-    message = refusal(lambda: load_tokenizer(config))
-    assert all(phrase in message for phrase in phrases), message
-
-
-def test_a_chat_template_file_of_bytes_is_refused(tiny_model_folder, tmp_path):
-    (tmp_path / "chat.jinja").write_bytes(b"\xff\xfe\x00")
-    config = ModelConfig.of({"path": str(tiny_model_folder), "chat_template": str(tmp_path / "chat.jinja")})
-    assert "chat.jinja' can't be read as text" in refusal(lambda: load_tokenizer(config))
-
-
-def test_a_chat_template_that_raises_is_reported_with_the_row(tiny_model_folder):
-    config = ModelConfig.of(
-        {"path": str(tiny_model_folder), "chat_template": "{{ raise_exception('users must speak first') }}"}
-    )
-    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}]
-    message = refusal(lambda: list(SFTDataset(rows, load_tokenizer(config))), DataError)
-    assert "the chat template refuses this dialogue" in message
-    assert "users must speak first" in message
-
-
-# ---- longer than the context
-
-
-def test_a_prompt_longer_than_the_context_is_named_by_its_id():
-    policy = toy.build_policy()  # made for 64 tokens
-    prompt = Prompt(id="essay-7", ids=[5] * 60, text="...")
-    sampling = SamplingConfig(max_new_tokens=10)
-    message = refusal(
-        lambda: LocalEngine(policy).generate([prompt], num_samples=1, sampling=sampling, seed=0, rollout_index=0),
-        DataError,
-    )
-    assert "'essay-7' has 60 tokens and may grow by 10" in message
-    assert "made for 64" in message
-    assert "shorten the prompt or lower max_new_tokens" in message
-
-
-@pytest.mark.parametrize("build", [lambda p: p, RewardModel.from_policy, ValueModel.from_policy])
-def test_a_row_longer_than_the_context_is_refused_before_it_is_read(build):
-    model = build(toy.build_policy())
-    row = Group([5] * 50, [Branch([6] * 15)], {"id": "essay-7"})
-    score = {PolicyModel: "score", RewardModel: "scores", ValueModel: "values"}[type(model)]
-    message = refusal(lambda: model.choose_path([row]), DataError)
-    assert "'essay-7' has 65 tokens, 50 of them prompt" in message
-    assert "Set max_length: 64" in message
-    model.choose_path([Group([5] * 5, [Branch([6])])])
-    message = refusal(lambda: getattr(model, score)(pack([Group([5], [Branch([6])]), row])), DataError)
-    assert "Row 'essay-7' has 65 tokens, but the model was made for 64" in message
-    assert "made for 64" in message
-
-
-def test_a_token_that_the_model_does_not_have_is_named():
-    policy = toy.build_policy()
-    batch = pack([Group([5], [Branch([toy.VOCABULARY])])])
-    policy.choose_path([Group([5], [Branch([6])])])
-    message = refusal(lambda: policy.score(batch), DataError)
-    assert f"holds the token {toy.VOCABULARY}, but the model's vocabulary has {toy.VOCABULARY}" in message
 
 
 # ---- as the command line says it
