@@ -27,6 +27,8 @@ from rlhf.models.buckets import Bucket, Sees, Unit
 
 BLOCK = 128
 """Rows of a block, FlexAttention's own size."""
+LEAST_BLOCKS = 2
+"""A size of 1 is never a variable for torch.compile: a batch of one block, listed as two, takes the kernel that others take."""
 VARIANTS = 64
 """Compiled forms that may exist side by side: layers with and without a window, with and without gradient, in two types ..."""
 
@@ -111,7 +113,7 @@ def touched_blocks(units: Sequence[Unit], num_rows: int, *, whole: bool) -> tupl
         num_rows: N.
         whole: Whether a row sees all of its unit before it and all of its prefix; else no block is full.
     """
-    count = -(-num_rows // BLOCK)
+    count = max(-(-num_rows // BLOCK), LEAST_BLOCKS)
     touched, full = np.zeros((count, count), dtype=bool), np.zeros((count, count), dtype=bool)
     for unit in units:
         end = unit.first + unit.length
@@ -156,6 +158,8 @@ def flex_tree_attention(
     """
     dtype = product_dtype(query, value)
     heads = [x.to(dtype).transpose(0, 1).unsqueeze(0) for x in (query, key, value)]
+    for x in heads:
+        torch._dynamo.mark_static(x, [0, 1, 3])  # of a model; the rows, its other size, are of a batch
     found = _kernel(query.device.type)(
         *heads,
         score_mod=_capped(softcap, heads[0]) if softcap is not None else None,
@@ -178,7 +182,10 @@ def _kernel(kind: str) -> Callable[..., Any]:
     if kind == "cpu":
         return flex_attention  # the fused kernel for CPUs has no backward pass, and this way is for tests
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-    return torch.compile(flex_attention)  # the second length of a batch makes its length a variable
+    torch._dynamo.config.specialize_float = True  # the kernel has the scaling as a constant
+    # Lengths and counts of blocks are variables from the first batch on: a kernel takes up to half a minute to compile, and compiled
+    # for one length it would be compiled again for the second.
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def _capped(softcap: float, query: Tensor) -> Callable[..., Tensor]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import rlhf.models.flex_choice as choice
 from rlhf.data.pack import Branch, Group, pack
+from rlhf.models import flex
 from rlhf.models.attention import AttentionSettings, PackedLayout, differentiable_twice
 from rlhf.models.flex import BLOCK, TreeRows, touched_blocks
 from rlhf.models.flex_choice import flex_attention_used, largest_error, may_use_flex, refuse_flex, works
@@ -192,6 +195,26 @@ def test_on_a_gpu_it_is_taken_where_types_and_widths_allow(width, dtype, expecte
         assert not may_use_flex(layer, query, key, key)
     monkeypatch.setattr(choice, "works", lambda *_: False)
     assert not may_use_flex(layer, query, key, key)
+
+
+@pytest.mark.usefixtures("with_gradient")
+def test_one_kernel_with_gradients_and_one_without_serve_batches_of_all_sizes(monkeypatch):
+    """A compilation took up to 30 s on an H100, and the trial's was compiled again for the first batch, and again for the second."""
+    graphs = torch._dynamo.testing.CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=graphs))
+    compiled = flex._kernel.__wrapped__("cuda")
+    monkeypatch.setattr(flex, "_kernel", lambda _: compiled)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._WARNINGS_SHOWN", {"already"})
+    torch._dynamo.reset()
+    assert largest_error(torch.device("cpu"), torch.float32, (4, 2, 16, 16)) < 1e-5
+    for lengths in [(10, 5, 2)], [(300, 40, 50)], [(30, 1)], [(777, 40, 50), (1, 2)]:
+        batch = batch_of(lengths)
+        for grad in (False, True):
+            query, key = (torch.randn(batch.num_tokens, heads, 16, requires_grad=grad) for heads in (4, 2))
+            with torch.set_grad_enabled(grad):
+                flex.flex_tree_attention(query, key, key, PackedLayout.of(batch).tree_rows, scaling=16**-0.5)
+    torch._dynamo.reset()
+    assert graphs.frame_count == 2
 
 
 @pytest.mark.usefixtures("with_gradient")
