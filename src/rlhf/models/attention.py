@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,8 +156,8 @@ def attend(
 class PackedLayout:
     """The tree of a packed batch: a prefix sees itself, a branch sees its prefix and itself.
 
-    One call of FlexAttention on a GPU where that works, ``tree_attention`` or its like in C on a CPU, and else, for dropout and
-    second derivatives too, a call of torch's attention for each bucket.
+    One call of FlexAttention for long sequences on a GPU where that works, ``tree_attention`` or its like in C on a CPU, and else, for
+    dropout and second derivatives too, a call of torch's attention for each bucket.
     """
 
     def __init__(self, buckets: list[Bucket], inverse: Tensor) -> None:
@@ -165,6 +166,11 @@ class PackedLayout:
         self.inverse = inverse
         """int64 [N] position of each packed row in the concatenated outputs of the buckets."""
         self._tree_rows: TreeRows | None = None
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max((unit.prefix_length + unit.length for bucket in self.buckets for unit in bucket.units), default=0)
 
     @property
     def tree_rows(self) -> TreeRows:
@@ -187,7 +193,7 @@ class PackedLayout:
         """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
         rows_q, rows_k, rows_v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
         drops = module.training and settings.dropout > 0
-        if not drops and not _TWICE.get() and may_use_flex(module, rows_q, rows_k, rows_v):
+        if not drops and not _TWICE.get() and may_use_flex(module, rows_q, rows_k, rows_v, longest=self.longest):
             return flex_tree_attention(
                 rows_q, rows_k, rows_v, self.tree_rows,
                 scaling=settings.scaling, window=settings.sliding_window, chunk=settings.chunk,

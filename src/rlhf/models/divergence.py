@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ModelError
 from rlhf.losses.distillation import distillation_loss
-from rlhf.models.logprobs import TILE
+from rlhf.models.logprobs import tile_logits
 from rlhf.models.paths import groups_of
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, ReferenceModel
@@ -109,7 +109,7 @@ def divergence(student: Distributions, teacher: Distributions, *, beta: float) -
     """
     if student.vocabulary != teacher.vocabulary:
         raise ModelError(_other_vocabulary(student.vocabulary, teacher.vocabulary))
-    tile = max(1, TILE // student.vocabulary)
+    tile = max(1, tile_logits(student.rows.device) // student.vocabulary)
     return distillation_loss(
         student.rows, teacher.rows.to(student.rows.device), student.logits, teacher.logits, beta=beta, tile_tokens=tile
     )

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 LEAST_WIDTH = 16
 """Of a head: the least that the matrix units of a GPU multiply."""
+LEAST_LENGTH = 2048
+"""Tokens of a batch's longest sequence. On an H100 a pass over pairs and groups of 1,200 tokens took as long by torch's own attention, or
+less (docs/devices.md), which needs no compilation; its masks grow with the square of the length, and these kernels have none."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By type of the products: the largest difference allowed, as a share of the largest number. One key too many among the few that a
 row of the trial's short branches sees is off by a tenth and more."""
@@ -58,7 +61,7 @@ def refuse_flex(model: nn.Module) -> bool:
     return before
 
 
-def may_use_flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> bool:
+def may_use_flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, longest: int) -> bool:
     """Whether a call takes FlexAttention.
 
     Args:
@@ -66,12 +69,15 @@ def may_use_flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -
         query: [N, heads, D].
         key: [N, kv_heads, D].
         value: [N, kv_heads, D'].
+        longest: Tokens of the batch's longest sequence.
     """
     use = _USE.get()
     if use == "never" or getattr(module, REFUSED, False):
         return False
     if use == "always":
         return True
+    if longest < LEAST_LENGTH:
+        return False
     dtype = product_dtype(query, value)
     if query.device.type != "cuda" or dtype not in TOLERANCE or min(query.shape[2], value.shape[2]) < LEAST_WIDTH:
         return False

@@ -29,7 +29,7 @@ from rlhf.data.pack import PackedBatch
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
 from rlhf.models.kernel_patching import install_layers
-from rlhf.models.logprobs import TILE, LogitTransform, TokenLogprobs, token_logprobs
+from rlhf.models.logprobs import LogitTransform, TokenLogprobs, tile_logits, token_logprobs
 
 ScorePath = Literal["packed", "padded", "logits"]
 PATHS: tuple[ScorePath, ...] = ("packed", "padded", "logits")
@@ -64,7 +64,7 @@ class OutputHead:
             weight, bias, transform = self.module.weight, self.module.bias, self.transform
             return token_logprobs(hidden, weight, bias, token, temperature=temperature, transform=transform, **wanted)
         adapted: Any = self.module
-        tile = max(1, TILE // int(adapted.weight.shape[0]))
+        tile = max(1, tile_logits(hidden.device) // int(adapted.weight.shape[0]))
 
         def one_tile(h: Tensor, t: Tensor) -> TokenLogprobs:
             logits = adapted(h)
@@ -160,7 +160,7 @@ def sampled_targets(
     else:
         backbone, last = split_head(base)
         rows = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
-    tile = max(1, TILE // int(base.config.get_text_config().vocab_size))
+    tile = max(1, tile_logits(rows.device) // int(base.config.get_text_config().vocab_size))
     drawn = []
     for part in rows.split(tile):
         logits = part if last is None else last.transform(last.module(part).float(), 1.0)

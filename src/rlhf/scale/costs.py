@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from rlhf.config.model import DType
 from rlhf.config.training import Autocast
 from rlhf.data.pack import Group
-from rlhf.models.logprobs import KEPT_BYTES, TILE
+from rlhf.models.logprobs import GPU_TILE, KEPT_BYTES, TILE
 from rlhf.scale.machine import Machine
 from rlhf.scale.shape import WIDTH, ModelShape
 
@@ -55,11 +55,13 @@ class Learned:
     """What libraries keep of a pass over another number of tokens: the kernels that they made for its shapes."""
 
 
-def tile_bytes(scored_tokens: float, vocabulary: int) -> float:
+def tile_bytes(scored_tokens: float, vocabulary: int, *, is_gpu: bool) -> float:
     """Logits, probabilities and gradients of the tile at work, and the probabilities that wait for the backward pass, in float32; see
     ``rlhf.models.logprobs``."""
     width = WIDTH["float32"]
-    return 3 * width * min(scored_tokens * vocabulary, TILE) + min(width * scored_tokens * vocabulary, KEPT_BYTES)
+    return 3 * width * min(scored_tokens * vocabulary, GPU_TILE if is_gpu else TILE) + min(
+        width * scored_tokens * vocabulary, KEPT_BYTES
+    )
 
 
 class Costs(Protocol):
@@ -201,4 +203,4 @@ class Roofline:
         return tokens * shape.num_layers * each * WIDTH[self.dtype]
 
     def _tile_bytes(self, tokens: float) -> float:
-        return tile_bytes(tokens * self.scored_share, self.shape.vocabulary)
+        return tile_bytes(tokens * self.scored_share, self.shape.vocabulary, is_gpu=self.machine.is_gpu)

@@ -251,7 +251,7 @@ class _Planner:
         first = work.learned[0]
         learned = self._cost(first, groups).learn(first.largest)
         scored = first.largest * scored_share if first.head == "logprobs" else 0.0
-        tiles = tile_bytes(scored, shape.vocabulary) if scored else 0.0
+        tiles = tile_bytes(scored, shape.vocabulary, is_gpu=self.machine.is_gpu) if scored else 0.0
         parts |= {"weights": own["weights"], "optimizer": own["optimizer"]}
         parts |= memory.learning_bytes(learned, shape, microbatches=first.microbatches, tiles=tiles)
         parts["gradients"] += (copies - 1) * own["gradients"] / copies

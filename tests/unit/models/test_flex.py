@@ -190,11 +190,18 @@ def test_on_a_gpu_it_is_taken_where_types_and_widths_allow(width, dtype, expecte
     monkeypatch.setattr(choice, "works", lambda *_: True)
     query, key = on_gpu(5, 4, width, dtype=dtype), on_gpu(5, 2, width, dtype=dtype)
     layer = torch.nn.Identity()
-    assert may_use_flex(layer, query, key, key) == expected
+    taken = functools.partial(may_use_flex, layer, query, key, key)
+    assert taken(longest=choice.LEAST_LENGTH) == expected
+    assert not taken(longest=choice.LEAST_LENGTH - 1)
     with flex_attention_used("never"):
-        assert not may_use_flex(layer, query, key, key)
+        assert not taken(longest=choice.LEAST_LENGTH)
     monkeypatch.setattr(choice, "works", lambda *_: False)
-    assert not may_use_flex(layer, query, key, key)
+    assert not taken(longest=choice.LEAST_LENGTH)
+
+
+@pytest.mark.parametrize(("lengths", "longest"), [([(7, 3, 9), (2, 20)], 22), ([(30, 1)], 31)])
+def test_a_layout_knows_the_longest_of_its_sequences(lengths, longest):
+    assert layout_of(lengths)[0].longest == longest
 
 
 @pytest.mark.usefixtures("with_gradient")

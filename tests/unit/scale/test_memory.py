@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlhf.allocator import KERNELS, PRIMITIVES
-from rlhf.models.logprobs import KEPT_BYTES, TILE
+from rlhf.models.logprobs import GPU_TILE, KEPT_BYTES, TILE
 from rlhf.scale.costs import Learned, tile_bytes
 from rlhf.scale.memory import PRODUCTS_OF_MAP, kernel_bytes
 from tests.unit.scale.test_probe import shape
@@ -26,5 +26,6 @@ def test_each_pass_leaves_kernels_until_the_oldest_must_leave(monkeypatch):
 
 
 def test_what_waits_for_the_backward_pass_is_bounded_like_the_tile():
-    assert tile_bytes(10, 100) == 3 * 4 * 1000 + 4 * 1000
-    assert tile_bytes(1e6, 32_000) == pytest.approx(3 * 4 * TILE + KEPT_BYTES)
+    assert tile_bytes(10, 100, is_gpu=True) == tile_bytes(10, 100, is_gpu=False) == 3 * 4 * 1000 + 4 * 1000
+    for tile, is_gpu in ((TILE, False), (GPU_TILE, True)):
+        assert tile_bytes(1e6, 32_000, is_gpu=is_gpu) == pytest.approx(3 * 4 * tile + KEPT_BYTES)
