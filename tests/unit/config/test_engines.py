@@ -38,7 +38,7 @@ def test_settings_without_a_kind_are_those_of_the_local_engine(settings):
             r"engine: python is a setting of `vllm`, and no kind is named; add `kind: vllm`, or leave it out",
         ),
         ({"max_model_len": 512}, r"engine: max_model_len is a setting of `vllm`"),
-        ({"weigths": "int8"}, r"engine\.weigths: there is no such key\. Did you mean 'weights'\?"),
+        ({"weigths": "int8"}, r"engine\.weigths: unknown key\. Did you mean 'weights'\?"),
         ({"weights": "int7"}, r"engine\.weights: .*'int7'"),
     ],
 )
