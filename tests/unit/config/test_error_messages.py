@@ -73,15 +73,11 @@ def test_the_recipe_itself_is_fine():
         ),
         (
             {"stages__ppo__kind": "ipo"},
-            "stages.ppo.kind: unknown kind 'ipo'. The method 'ipo' is `kind: dpo, loss: ipo`. Known: "
-            + KINDS
-            + ".",
+            "stages.ppo.kind: unknown kind 'ipo'. The method 'ipo' is `kind: dpo, loss: ipo`. Known: " + KINDS + ".",
         ),
         (
             {"stages__ppo__kind": "Dr.GRPO"},
-            "stages.ppo.kind: unknown kind 'Dr.GRPO'. The method 'dr_grpo' is `kind: dr_grpo`. Known: "
-            + KINDS
-            + ".",
+            "stages.ppo.kind: unknown kind 'Dr.GRPO'. The method 'dr_grpo' is `kind: dr_grpo`. Known: " + KINDS + ".",
         ),
         (
             {"stages__ppo__kind": "Reward-Model"},
@@ -117,8 +113,7 @@ def test_the_recipe_itself_is_fine():
         ),
         (
             {"stages__sft__kind": "sftt"},
-            "stages.sft.kind: unknown kind 'sftt'. Did you mean 'sft'? "
-            f"Known: {', '.join(sorted(stage_classes()))}.",
+            f"stages.sft.kind: unknown kind 'sftt'. Did you mean 'sft'? Known: {', '.join(sorted(stage_classes()))}.",
         ),
         (
             {"stages__ppo__reward": {"kind": "learnd"}},

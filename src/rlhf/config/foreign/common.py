@@ -111,7 +111,9 @@ def betas(value: Any, given: Given) -> Settings | Reason:
     """Two keys of theirs, or one list."""
     if isinstance(value, list | tuple):
         return Settings({"betas": list(value)})
-    return Settings({"betas": [given.get("adam_beta1", 0.9), given.get("adam_beta2", 0.999)]})
+    return Settings(
+        {"betas": [given.get(f"adam_beta{n}", given.get(f"beta{n}", usual)) for n, usual in ((1, 0.9), (2, 0.999))]}
+    )
 
 
 def warmup_steps(value: Any, given: Given) -> Settings | Reason:
