@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlhf.errors import did_you_mean
+from rlhf.training.input_types import INPUTS
 
 if TYPE_CHECKING:  # the key of a stage that learns from files does not depend on engines and rewards
     from rlhf.config.policy import RLConfig
@@ -107,10 +108,15 @@ def built_from(
         inputs: The dataclass; metadata ``asked_as`` of a field is a second keyword for it.
 
     Raises:
-        TypeError: When the constructor is called with a keyword that is not a field, or gives a field twice; names the trainer and the
-            field.
+        TypeError: When the constructor is called with a keyword that is not a field, or gives a field twice or not at all; names the
+            trainer and the field.
     """
     known = [each.name for each in fields(inputs)]  # type: ignore[arg-type]
+    required = [
+        each.name
+        for each in fields(inputs)
+        if each.default is MISSING and each.default_factory is MISSING  # type: ignore[arg-type]
+    ]
     second = {each.metadata["asked_as"]: each.name for each in fields(inputs) if "asked_as" in each.metadata}  # type: ignore[arg-type]
 
     def decorate(init: Callable[[TrainerT, InputsT], None]) -> Callable[Concatenate[TrainerT, P], None]:
@@ -127,6 +133,10 @@ def built_from(
             for key in by_name:
                 if key not in known:
                     raise TypeError(f"{owner} takes no argument {key!r}.{did_you_mean(key, [*known, *second])}")
+            missing = [name for name in required if name not in by_name and name not in known[: len(args)]]
+            if missing:
+                said = [f"{name}={f' ({INPUTS[name].expected})' if name in INPUTS else ''}" for name in missing]
+                raise TypeError(f"{owner} needs {', '.join(said)}.")
             init(self, inputs(*args, **named))
 
         own, given = inspect.signature(init), inspect.signature(inputs)
