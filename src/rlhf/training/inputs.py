@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from rlhf.errors import did_you_mean
-from rlhf.training.input_types import INPUTS
 
 if TYPE_CHECKING:  # the key of a stage that learns from files does not depend on engines and rewards
     from rlhf.config.policy import RLConfig
@@ -97,6 +96,35 @@ class OfflineInputs(Generic[ModelT, OfflineConfigT]):
     """Where metrics go."""
     checkpoint_dir: Path | None = None
     """Where checkpoints go; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An input of trainers."""
+
+    parts: tuple[str, ...]
+    """Attributes that it has; a model of one's own is as good as ours."""
+    expected: str
+    """How to make one."""
+
+
+INPUTS: Mapping[str, Wanted] = {
+    "policy": Wanted(("score", "model"), "a PolicyModel; PolicyModel.from_pretrained(folder) loads one"),
+    "value_model": Wanted(("values",), "a ValueModel; ValueModel.from_policy(policy) makes one"),
+    "reward_model": Wanted(("raw_scores",), "a RewardModel; RewardModel.from_policy(policy) makes one"),
+    "process_reward_model": Wanted(
+        ("step_scores",), "a ProcessRewardModel; ProcessRewardModel.from_policy(policy) makes one"
+    ),
+    "reference": Wanted(
+        ("logprobs",), "a model with logprobs(batch), such as ReferenceModel(policy); ReferenceModel(folder) loads one"
+    ),
+    "teacher": Wanted(("score",), "a PolicyModel; PolicyModel.from_pretrained(folder) loads one"),
+    "scorer": Wanted(
+        ("name", "score"),
+        "a scorer, such as LearnedReward(folder); RewardFunctionFactory().from_function(f) makes one of a function",
+    ),
+}
+"""Parameter of a constructor -> what it takes; ``model`` of trainers that learn from files by the kind of model."""
 
 
 def built_from(

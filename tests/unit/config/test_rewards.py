@@ -26,6 +26,7 @@ def kinds(reward: object) -> list[str]:
         ("/abs/models/rm", "learned"),
         ("org/name", "learned"),
         ("rules", "rules"),
+        ("math", "math"),
         ("mine:judge", "function"),
         ("pkg.sub.mod:judge", "function"),
         ("scripts/mine.py:judge", "function"),
