@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf.config.foreign import trl, trl_conversions
+from rlhf.config.foreign.key_table import TOP, Entry, Reason, To, to
 from rlhf.config.foreign.layouts import LAYOUTS
-from rlhf.config.foreign.table import TOP, Entry, Reason, To, to
 from rlhf.config.renamed_keys import RENAMED
 
 LOSSES = "What TRL calls a loss_type is a method here, and `rlhf methods` says of each which stage it is."

@@ -19,7 +19,7 @@ from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.data.steps import StepCutter
 from rlhf.errors import ConfigError, DataError, ModelError, check_type
 from rlhf.files import write_text
-from rlhf.losses.steps import STEP_AGGREGATIONS
+from rlhf.losses.step_aggregation import STEP_AGGREGATIONS
 from rlhf.models.adapters import adapt, forget_source
 from rlhf.models.block_expansion import add_layers
 from rlhf.models.card import model_card

@@ -25,7 +25,7 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
-from rlhf.models.learned import LearnedScalars
+from rlhf.models.learned_scalars import LearnedScalars
 from rlhf.models.load import load_base
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel, merged

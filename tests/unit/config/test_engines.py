@@ -12,7 +12,7 @@ from rlhf.config.training import FREE_TO_CHANGE
 from rlhf.errors import ConfigError
 from rlhf.pipeline.code_hash import code_of_stage
 from rlhf.pipeline.validate.own_code import check_own_code, name_problem
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 
 def test_a_word_stands_for_an_engine_with_defaults():

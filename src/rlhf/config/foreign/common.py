@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlhf.config.foreign.table import TOP, Given, Reason, Settings
+from rlhf.config.foreign.key_table import TOP, Given, Reason, Settings
 
 ONE_PROCESS = "nothing to set: one process trains on one device (docs/devices.md)"
 MEMORY = "A step is split into micro-batches of microbatch_tokens tokens: memory only, the result is the same."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf.config.foreign import common
-from rlhf.config.foreign.table import TOP, Entry, Given, Reason, Settings, no, to
+from rlhf.config.foreign.key_table import TOP, Entry, Given, Reason, Settings, no, to
 
 SECTIONS = (
     "model", "dataset", "data", "training", "optimization", "optimizer", "generation", "lora", "logging", "evaluation", "hardware", "output",

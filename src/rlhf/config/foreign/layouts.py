@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.foreign import guide, openrlhf, trl
-from rlhf.config.foreign.table import Entry, Reason, Table
+from rlhf.config.foreign.key_table import Entry, Reason, Table
 from rlhf.errors import ConfigError
 
 

@@ -39,7 +39,7 @@ from rlhf.pipeline.stages.judging import open_judge
 from rlhf.rollout.engines import build_engine
 from rlhf.training.log import EVENTS, read_jsonl
 from rlhf.training.monitoring.guard_rules import WATCHES
-from rlhf.training.monitoring.hacking.table import DETECTORS
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 
 NO_RECORD = "no rlhf run recorded how it was trained"
 

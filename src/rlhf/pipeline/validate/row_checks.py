@@ -16,7 +16,7 @@ from rlhf.errors import DataError
 from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.lengths import check_lengths, check_models
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import MAX_ROWS, RowsFound, read_once
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 
