@@ -61,7 +61,7 @@ def measure_contenders(stage: GateStage, at: StageContext, contenders: Contender
         stage: Its settings.
         at: Where it works.
         contenders: The models.
-        folder: Of the candidate, beside which lies the record of who made it.
+        folder: Of the candidate, next to which is the record of who made it.
     """
     missing: dict[str, str] = {}
     metrics = _metrics(stage, at, contenders)
