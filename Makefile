@@ -70,7 +70,7 @@ lint: $(VENV)/.dev  ## formatting and ruff's rules, changing nothing
 	$(RUN) ruff check .
 
 .PHONY: format
-format: $(VENV)/.dev  ## format, and mend what ruff can mend
+format: $(VENV)/.dev  ## format, and fix what ruff can fix
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 

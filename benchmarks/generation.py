@@ -32,9 +32,9 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.models.attention import native_attention
 from rlhf.models.policy import PolicyModel
+from rlhf.rollout.continuous_batching import SamplingRun
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
-from rlhf.rollout.run import SamplingRun
 
 SHAPES = {
     "A": LlamaConfig(

@@ -32,8 +32,8 @@ from rlhf.files import write_json, write_text
 from rlhf.pipeline.run import Pipeline
 from rlhf.training.log import EVENTS, read_jsonl
 from rlhf.training.monitoring.guards import repetition
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 from rlhf.training.monitoring.hacking.observations import words_of
-from rlhf.training.monitoring.hacking.table import DETECTORS
 
 ROOT = Path(__file__).parent.parent
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from scipy.stats import beta, chi2
 
 from rlhf.pipeline.manifest import machine, versions
-from rlhf.training.monitoring.hacking.table import DETECTORS
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 
 Row = dict[str, Any]
 WINDOW = 5

@@ -28,8 +28,8 @@ from rlhf.config.hacking import HackingConfig
 from rlhf.files import write_json
 from rlhf.seeds import derive_seed
 from rlhf.training.monitoring.hacking.detector import RewardHackingDetector
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 from rlhf.training.monitoring.hacking.observations import HeldOutObservation, RolloutObservation
-from rlhf.training.monitoring.hacking.table import DETECTORS
 
 Array = NDArray[np.float64]
 STEPS = 1000

@@ -38,10 +38,10 @@ import numpy as np
 import sqlalchemy as sa
 
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
-from rlhf.feedback.store.engine import reading
+from rlhf.feedback.store.database import reading
 from rlhf.feedback.store.tables import AnnotatorRow, AssignmentRow, JudgmentRow
 from rlhf.feedback.web import WebSettings, invitation_link
-from rlhf.feedback.web.settings import key_file, signing_key
+from rlhf.feedback.web.server_settings import key_file, signing_key
 from rlhf.files import write_text
 
 OVERLAP = 2

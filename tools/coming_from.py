@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import rlhf
+from rlhf.config.foreign.key_table import TOP, Entry, Reason, To
 from rlhf.config.foreign.layouts import GUIDE, OPENRLHF, TRL, Layout
 from rlhf.config.foreign.names import ABSENT_ARGUMENTS, ARGUMENTS, NAMES
 from rlhf.config.foreign.openrlhf import DOTTED
-from rlhf.config.foreign.table import TOP, Entry, Reason, To
 from rlhf.config.foreign_keys import VALUES
 from rlhf.files import write_text
 

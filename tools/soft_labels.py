@@ -34,9 +34,9 @@ from scipy.stats import t as student
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.message_text import counted
-from rlhf.feedback.aggregation import Consensus, dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels, coincidences, krippendorff_alpha
 from rlhf.feedback.consensus import RIGHT_PRIOR, SMOOTHING
+from rlhf.feedback.label_aggregation import Consensus, dawid_skene, majority_vote
 from rlhf.feedback.simulate import SimulatedAnnotator, crowd
 from rlhf.files import write_json, write_jsonl, write_text
 from rlhf.pipeline.run import Pipeline, machine, versions

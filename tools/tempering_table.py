@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlhf.feedback.aggregation import Array, dawid_skene
 from rlhf.feedback.agreement import Labels
 from rlhf.feedback.consensus import RIGHT_PRIOR, SMOOTHING
+from rlhf.feedback.label_aggregation import Array, dawid_skene
 from rlhf.feedback.tempering import Tempering, tempered_dawid_skene
 
 SETS = ("tweets", "movieReviewSnippets", "amazonReviewSnippets", "nytEditorialSnippets")

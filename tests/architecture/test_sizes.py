@@ -82,3 +82,26 @@ def test_a_file_name_stands_for_few_files():
 def test_exceptions_name_files_and_functions_that_exist():
     assert LARGE_FILES.keys() <= {name_of(file) for file in FILES}
     assert LONG_FUNCTIONS.keys() <= {name for file in FILES for name, _ in functions_of(file)}
+
+
+OF_ONE_THING = set(
+    # methods and kinds of stages: declared, trained and run
+    "best_of_n calculator capabilities distill dpo gate grpo kto neftune offline online_dpo pass_at_k ppo prm reference_free sft supervised "
+    "trpo evaluate "
+    # models and what is scored: settings, losses, models, trainers, scorers
+    "environment functions kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards steps "
+    "value vllm "
+    # settings or a command, and what they are of
+    "assets comparison guards guidelines held_out judges memory people plan registry run runs threads "
+    # the same part in two places: the two worlds, a message and its display, a folder written and read, a room's contract
+    "alarms build events inputs layouts results saved scorer sources tokenizer types weights".split()
+)
+"""File names that several rooms have for what belongs together. A new one is a decision: two different things get two names."""
+
+
+def test_a_file_name_does_not_stand_for_two_things():
+    names = Counter(file.stem for file in FILES if not file.name.startswith("__"))
+    shared = {name for name, count in names.items() if count > 1}
+    assert shared == OF_ONE_THING, (
+        f"{sorted(shared ^ OF_ONE_THING)}: two things get two names; what belongs together is listed, and only that"
+    )

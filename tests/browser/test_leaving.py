@@ -8,7 +8,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from rlhf.feedback.store.engine import reading
+from rlhf.feedback.store.database import reading
 from rlhf.feedback.store.tables import OPEN, AssignmentRow
 from tests.fixtures.labeling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
 

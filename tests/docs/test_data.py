@@ -8,8 +8,8 @@ import re
 import pytest
 
 from rlhf.data.contracts import Kind
-from rlhf.data.formats import parse_row
 from rlhf.data.plans import PLANS
+from rlhf.data.row_kinds import parse_row
 from tests.fixtures.source import ROOT
 
 TEXT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -124,19 +124,19 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a misspelled key": (
         "seed: 3",
         "sede: 3",
-        ("sede: there is no such key. Did you mean 'seed'?",),
+        ("sede: unknown key. Did you mean 'seed'?",),
     ),
     "a misspelled key of a stage": (
         "data: rows.jsonl",
         "data: rows.jsonl, epoch: 3",
-        ("stages.sft.epoch: there is no such key. Did you mean 'epochs'?",),
+        ("stages.sft.epoch: unknown key. Did you mean 'epochs'?",),
     ),
     "a misspelled kind": (
         "kind: ppo",
         "kind: ppoo",
-        ("stages.ppo.kind: there is no kind 'ppoo'. Did you mean 'ppo'?", "grpo"),
+        ("stages.ppo.kind: unknown kind 'ppoo'. Did you mean 'ppo'?", "grpo"),
     ),
-    "no kind": ("kind: ppo, ", "", ("stages.ppo.kind: this key is required; it says what the section is.",)),
+    "no kind": ("kind: ppo, ", "", ("stages.ppo.kind: missing `kind`, which says what the section is.",)),
     "a negative seed": ("seed: 3", "seed: -1", ("seed: should be greater than or equal to 0 (got -1)",)),
     "on for a seed": (
         "seed: 3",
@@ -428,11 +428,11 @@ def test_trls_loss_type_is_a_method_where_no_key_stands_for_it():
     ("key", "words"),
     [
         ("gradient_accumulation_steps", "Did you mean 'batch_size'? A step is split into micro-batches"),
-        ("packing", "there is no such key. Rows are always packed"),
-        ("logging_steps", "there is no such key. Every step is logged, into events.jsonl"),
+        ("packing", "unknown key. Rows are always packed"),
+        ("logging_steps", "unknown key. Every step is logged, into events.jsonl"),
         (
             "output_dir",
-            "there is no such key. It is at the top of a recipe",
+            "unknown key. It is at the top of a recipe",
         ),
         ("bf16", "Did you mean 'autocast'? As in `autocast: bfloat16`."),
     ],
@@ -464,10 +464,10 @@ def test_every_kind_of_stage_makes_a_model_or_files():
         ("=x", ("Override '=x' is not of the form",)),
         ("stages..seed=1", ("Override 'stages..seed=1' is not of the form", "single dots")),
         ("name =x", ("Override 'name =x' is not of the form", "without spaces")),
-        ("stages.sft.x=1", ("stages.sft.x: there is no such key.",)),
+        ("stages.sft.x=1", ("stages.sft.x: unknown key.",)),
         ("stages.sfft.seed=1", ("stages.sfft: there is no stage 'sfft'", "Did you mean 'sft'?")),
         ("stages.sft.model.path.x=1", ("'path' holds the value 'base', not a section of keys", "path={...}")),
-        ("stages.sft.kl.coef=1", ("stages.sft.kl: there is no such key",)),
+        ("stages.sft.kl.coef=1", ("stages.sft.kl: unknown key",)),
         ("name='a", ("The value of override", "line 1, column 3 is not valid YAML")),
         ("name=[a", ("The value of override 'name=[a' line 1", "expected ',' or ']'")),
         ("name=&x [*x]", ("never end",)),
@@ -484,7 +484,7 @@ def test_a_wrong_override_is_not_blamed_on_the_file(path):
     message = refusal(path, overrides=("ppo.kl.coef=0.2",))
     assert message == (
         f"The override 'ppo.kl.coef=0.2' is not valid; {path} is fine without it:\n"
-        "  ppo: there is no such key. Did you mean 'stages.ppo.kl.coef'?"
+        "  ppo: unknown key. Did you mean 'stages.ppo.kl.coef'?"
     )
     assert "Did you mean 'stages.ppo.kl.coef'?" in refusal(path, overrides=("kl.coef=0.2",))
 

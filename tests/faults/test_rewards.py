@@ -304,7 +304,7 @@ def test_a_file_that_cannot_be_used_is_told_once_and_blames_no_sample(tmp_path, 
 def test_an_import_that_hangs_is_told(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
     file.write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr("rlhf.rewards.process.START_SECONDS", 0.5)
+    monkeypatch.setattr("rlhf.rewards.function_process.START_SECONDS", 0.5)
     with (
         FunctionReward(f"{file}:f") as scorer,
         pytest.raises(RewardError, match=r"0\.5 seconds"),

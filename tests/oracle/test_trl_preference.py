@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from rlhf.losses.divergences import divergence_scores
+from rlhf.losses.pair_losses import MARGIN_LOSSES, PAIR_LOSSES
 from rlhf.losses.pair_tokens import (
     chosen_nll,
     length_desensitized_logprobs,
     log_collision_probs,
     wpo_weights,
 )
-from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES
 from rlhf.losses.preference import length_normalized_dpo_loss
 from rlhf.losses.reference_free import cpo_loss, odds_ratio_loss, simpo_loss
 from rlhf.losses.segments import segment_count, segment_mean, segment_sum, split_pairs

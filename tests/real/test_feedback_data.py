@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from rlhf.cli import app
 from rlhf.evaluation.intervals import mean_interval, unit_means, wilson_interval
 from rlhf.evaluation.winrate import win_rate
-from rlhf.feedback.aggregation import dawid_skene, majority_vote
 from rlhf.feedback.agreement import (
     Labels,
     agreement_estimate,
@@ -30,6 +29,7 @@ from rlhf.feedback.agreement import (
     krippendorff_alpha,
     observed_agreement,
 )
+from rlhf.feedback.label_aggregation import dawid_skene, majority_vote
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
 from rlhf.losses.ties import davidson_loss, rao_kupper_loss

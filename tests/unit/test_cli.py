@@ -191,11 +191,11 @@ def test_settings_are_listed_as_a_table_and_as_json_schema(call):
     ("words", "code", "message"),
     [
         (["run", "absent.yaml"], 2, "There is no file absent.yaml."),
-        (["run", "RECIPE", "stages.sft.learning_rat=1"], 2, "stages.sft.learning_rat: there is no such key."),
+        (["run", "RECIPE", "stages.sft.learning_rat=1"], 2, "stages.sft.learning_rat: unknown key."),
         (["run", "RECIPE", "quiet"], 2, "Override 'quiet' is not of the form key.subkey=value"),
         (["config", "schema", "pppo"], 2, "is called 'pppo'. Did you mean 'ppo'"),
         (["config", "show", "absent.yaml"], 2, "There is no file absent.yaml."),
-        (["ppo", "model=m", "prompts=p", "reward=rules", "gama=1"], 2, "stages.ppo.gama: there is no such key."),
+        (["ppo", "model=m", "prompts=p", "reward=rules", "gama=1"], 2, "stages.ppo.gama: unknown key."),
         (["sft", "model=m"], 2, "The command line is not valid:\n  stages.sft.data: this key is required."),
         (["data", "check", "absent.jsonl"], 3, "absent.jsonl"),
         (["generate", "absent-folder", "absent.jsonl"], 4, "absent-folder"),

@@ -77,7 +77,7 @@ def annotate(
     from rlhf.feedback.guidelines_file import read_guidelines
     from rlhf.feedback.store_guidelines import set_guidelines
     from rlhf.feedback.tasks import SourceItems, read_items
-    from rlhf.feedback.web.settings import ADDRESS, WebSettings
+    from rlhf.feedback.web.server_settings import ADDRESS, WebSettings
 
     if kind is not None and tasks is None:
         raise ConfigError(
@@ -116,7 +116,7 @@ def refuse_open_door(settings: WebSettings, *, i_know: bool) -> None:
     Raises:
         ConfigError: The address is reached by other machines, and neither https nor that word is given.
     """
-    from rlhf.feedback.web.settings import is_loopback
+    from rlhf.feedback.web.server_settings import is_loopback
 
     if not is_loopback(settings.host) and not settings.is_https and not i_know:
         raise ConfigError(

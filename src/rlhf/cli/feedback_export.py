@@ -173,13 +173,13 @@ def _refuse_idle(given: Mapping[str, object]) -> None:
         ConfigError: There are such.
     """
     said = {name for name, value in given.items() if value is not None}
-    for table, word, mend in ((IDLE_WITHOUT, "without", "add"), (IDLE_WITH, "with", "leave out")):
+    for table, word, remedy in ((IDLE_WITHOUT, "without", "add"), (IDLE_WITH, "with", "leave out")):
         for other, options in table.items():
             idle = [name for name in options if name in said]
             if idle and (other in said) == (word == "with"):
                 does, it = ("does", "it") if len(idle) == 1 else ("do", "them")
                 raise ConfigError(
-                    f"{' and '.join(idle)} {does} nothing {word} {other}; leave {it} out, or {mend} {other}."
+                    f"{' and '.join(idle)} {does} nothing {word} {other}; leave {it} out, or {remedy} {other}."
                 )
 
 

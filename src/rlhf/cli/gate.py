@@ -82,7 +82,7 @@ def gate(
 
 
 def _replayed(path: Path) -> dict[str, Any]:
-    from rlhf.evaluation.gates.evidence import read_evidence, replay
+    from rlhf.evaluation.gates.gate_file import read_evidence, replay
 
     document = read_evidence(path)
     return {**document, **replay(document, source=str(path)).to_dict()}
@@ -144,7 +144,7 @@ def _stage_of_model(
 
 def _decided(recipe: RecipeConfig, name: str, *, quiet: bool, **options: Any) -> tuple[Path, dict[str, Any]]:
     """Run it; a gate that stops the run has decided, too."""
-    from rlhf.evaluation.gates.evidence import FILE, read_evidence
+    from rlhf.evaluation.gates.gate_file import FILE, read_evidence
 
     path = Path(recipe.output_dir) / recipe.name / name / FILE
     try:

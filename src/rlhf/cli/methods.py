@@ -101,7 +101,7 @@ def _print_one(name: str, found: Method) -> None:
     settings.add_column(no_wrap=True, max_width=24)
     settings.add_column(ratio=1)
     for setting in described_options(found):
-        source = "" if setting.default == REQUIRED else f"  [{source_of(found, setting)}]"
+        source = "" if setting.default == REQUIRED else f"  [{source_of(found, setting) or 'not stated'}]"
         settings.add_row(setting.name, Text(setting.default), Text.assemble(setting.told, (source, "dim")))
     out.print(settings)
     out.print()

@@ -76,7 +76,7 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
     place, context = _place(tree, error), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return place, f"there is no such key.{_hint(root, tree, place)}", ""
+            return place, f"unknown key.{_hint(root, tree, place)}", ""
         case "missing":
             return place, f"this key is required{EXAMPLES.get(place[-1] if place else '', '')}.", ""
         case "invalid_key":
@@ -86,13 +86,13 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case "union_tag_not_found":
             # A misspelled section, most often one that an override made.
             near = did_you_mean(str(place[-1]), _siblings(tree, place)) if place else ""
-            return (*place, _tag(context)), f"this key is required; it says what the section is.{near}", ""
+            return (*place, _tag(context)), f"missing `{_tag(context)}`, which says what the section is.{near}", ""
         case "union_tag_invalid":
             known = sorted(tag.strip("' ") for tag in context["expected_tags"].split(","))
             tag = _tag(context)
             meant = _word_hint(root, tree, (*place, tag), context["tag"])
             near = f" {meant[0].upper()}{meant[1:]}." if meant else did_you_mean(context["tag"], known)
-            return (*place, tag), f"there is no {tag} {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
+            return (*place, tag), f"unknown {tag} {context['tag']!r}.{near} Known: {', '.join(known)}.", ""
         case "too_short" | "too_long" as kind:
             least = kind == "too_short"
             wanted = context["min_length" if least else "max_length"]

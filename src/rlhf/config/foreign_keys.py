@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf.config.foreign import trl, trl_conversions
+from rlhf.config.foreign.key_table import TOP, Entry, Reason, To, to
 from rlhf.config.foreign.layouts import LAYOUTS
-from rlhf.config.foreign.table import TOP, Entry, Reason, To, to
 from rlhf.config.renamed_keys import RENAMED
 
 LOSSES = "What TRL calls a loss_type is a method here, and `rlhf methods` says of each which stage it is."
@@ -28,6 +28,9 @@ OTHERS: Mapping[str, Entry] = {
     "ewc_lambda": to("ewc.coef"),
     "mini_batch_size": to("minibatch_size", "batch_size"),
     "use_kl_in_reward": to("kl.where"),
+    "use_kl": to("kl.coef", note="0 is none."),
+    "use_ensemble": to("num_models"),
+    "confidence_weighting": to("use_label_probability"),
     "clip_ratio_low": to("clip_low"),
     "clip_ratio_high": to("clip_high"),
     "lambda": to("gae_lambda", "coef"),
@@ -59,6 +62,8 @@ OF_RLHF_CONFIG: Mapping[str, Entry] = {
     "rm_dataset": to("reward_dataset"),
     "rm_learning_rate": to("reward_learning_rate"),
     "rm_epochs": to("reward_epochs"),
+    "num_rollouts": to("ppo_rollouts"),
+    "rollouts": to("ppo_rollouts"),
     "rm_batch_size": to("reward_batch_size"),
     "ppo_learning_rate": to("learning_rate"),
     "dpo_beta": to("beta"),

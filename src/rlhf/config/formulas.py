@@ -94,7 +94,7 @@ class VerdictFormula(Formula):
 JudgedRows = Literal["preference", "comparison", "ranking", "rating", "kto"]
 """Rows that a reward model learns from; keys of ``rlhf.data.plans.PLANS``."""
 Learned = Literal["margins", "threshold", "tie_weight", "offset"]
-"""Numbers that a loss of a reward model learns in addition to the scores, see ``rlhf.models.learned``."""
+"""Numbers that a loss of a reward model learns in addition to the scores, see ``rlhf.models.learned_scalars``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

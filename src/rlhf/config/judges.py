@@ -30,7 +30,7 @@ from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 
 RULES = ("longer", "shorter")
-"""Programmatic rules beside the kinds of reward."""
+"""Programmatic rules in addition to the kinds of reward."""
 REWARD_NAMES = tuple(kind.kind_name() for kind in REWARD_KINDS)
 TIE_BAND = 0.1
 """Of a reward model, in units of its score."""
@@ -123,7 +123,7 @@ class PromptedJudgeConfig(JudgeBase):
     """The prompt: a name of the library's, or a text file with `{prompt}`, `{first}` and `{second}`, whose last line the judge is told to
     end with one of [[A]], [[B]] and [[C]]."""
     cache: str | None = None
-    """File in which verdicts are kept, so that none is asked for twice; by default `verdicts.jsonl` beside the result."""
+    """File in which verdicts are kept, so that none is asked for twice; by default `verdicts.jsonl` next to the result."""
 
 
 class EndpointJudgeConfig(PromptedJudgeConfig):
@@ -144,7 +144,7 @@ class EndpointJudgeConfig(PromptedJudgeConfig):
     length_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the endpoint calls that limit."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Sent with every request beside the rest."""
+    """Sent with every request in addition to the rest."""
     max_cost: float | None = Field(None, gt=0)
     """Dollars that this judge may cost, what its cache has recorded included; needs both prices. Asking ends before it is exceeded."""
     input_price: float | None = Field(None, ge=0)

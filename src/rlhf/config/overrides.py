@@ -13,7 +13,7 @@ from rlhf.errors import ConfigError, did_you_mean
 Read = Callable[[Mapping[str, Any]], Any]
 """Makes settings of a plain mapping, or raises a ``ConfigError`` with every complaint."""
 
-NO_KIND = re.compile(r"stages\.(?P<stage>[^.:\s]+)\.kind: this key is required")
+NO_KIND = re.compile(r"stages\.(?P<stage>[^.:\s]+)\.kind: missing `kind`")
 """What ``rlhf.config.error_messages`` says of a section without its tag."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from rlhf.config.base import BaseConfig
 from rlhf.config.formulas import PairFormula
 from rlhf.config.methods import methods_of_kind
 
@@ -11,6 +13,14 @@ PAIR_FORMULAS: Mapping[str, PairFormula] = {
     name: formula for method in methods_of_kind("dpo").values() for name, formula in method.pair_losses.items()
 }
 """By name, in the order of the methods."""
+if TYPE_CHECKING:
+
+    class PairLossSettings(BaseConfig):
+        """Settings of single losses."""
+else:
+    declared = [method.pair_settings for method in methods_of_kind("dpo").values() if method.pair_settings is not None]
+    about = "Settings of single losses, which their methods declare (``Method.pair_settings``)."
+    PairLossSettings = type("PairLossSettings", (*declared, BaseConfig), {"__module__": __name__, "__doc__": about})
 SEES_MARGIN_ONLY = tuple(name for name, formula in PAIR_FORMULAS.items() if formula.sees_margin_only)
 """Those that see a pair only by its margin."""
 SEES_ONE_PAIR = tuple(name for name, formula in PAIR_FORMULAS.items() if not formula.compares_pairs)

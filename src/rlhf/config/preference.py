@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from rlhf.config.base import BaseConfig, FilePath
 from rlhf.config.formulas import PairFormula, VerdictFormula
 from rlhf.config.offline_losses import KTO_LOSSES, named
-from rlhf.config.pair_losses import OF_SOME_LOSSES, PAIR_FORMULAS
+from rlhf.config.pair_losses import OF_SOME_LOSSES, PAIR_FORMULAS, PairLossSettings
 from rlhf.config.training import MOST_EPOCHS, OfflineConfig, Truncation
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class PairsConfig(OfflineConfig):
     """What happens to longer pairs."""
 
 
-class DPOConfig(PairsConfig, AgainstReference):
+class DPOConfig(PairLossSettings, PairsConfig, AgainstReference):
     """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and the losses that share its margin."""
 
     beta: float = Field(0.1, gt=0)
@@ -74,8 +74,6 @@ class DPOConfig(PairsConfig, AgainstReference):
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of pairs believed to be labeled the wrong way round; for `sigmoid` (cDPO), `robust`, `aot`, `aot_unpaired`, and
     `exo`, which needs one above 0 (its authors have 0.001)."""
-    discopop_temperature: float = Field(0.05, gt=0, le=1)
-    """How sharply DiscoPOP turns from its logistic to its exponential part, in nats times beta."""
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     """What holds the policy to the reference (f-DPO, Wang et al. 2023, arXiv:2309.16240); for losses on the margin."""
     divergence_alpha: float | None = Field(None, gt=0, lt=1)
@@ -98,8 +96,14 @@ class DPOConfig(PairsConfig, AgainstReference):
 
     @model_validator(mode="after")
     def _options_of_the_loss(self) -> Self:
+        fields = type(self).model_fields
+        if undeclared := [name for name in self.pair_formula.settings if name.partition(".")[0] not in fields]:
+            raise ValueError(
+                f"the loss {self.loss!r} takes the setting {undeclared[0]!r}, which its method does not declare "
+                "(`pair_settings`, see docs/extending.md)"
+            )
         for name, losses in OF_SOME_LOSSES.items():
-            if getattr(self, name) != type(self).model_fields[name].default and self.loss not in losses:
+            if name in fields and getattr(self, name) != fields[name].default and self.loss not in losses:
                 raise ValueError(f"{name} belongs to the loss {listed_losses(losses)}; the loss is {self.loss!r}")
         check_needs(self.loss, self)
         if self.reference_free and self.divergence != "reverse_kl":

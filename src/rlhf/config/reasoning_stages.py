@@ -55,7 +55,7 @@ class StepLabelsStage(FilteredPrompts):
     """Who is asked."""
     prompts: InputPath | list[InputPath]
     """What is asked."""
-    labeler: FunctionName = "rlhf.data.reasoning.rows:label_completions"
+    labeler: FunctionName = "rlhf.data.reasoning.solution_rows:label_completions"
     """`package.module:function` that cuts completions into steps and labels them."""
     arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
     """Given to every call by keyword, in addition to the columns of the prompt rows that it takes; `stage:NAME/FILE` is a file of an

@@ -361,8 +361,10 @@ def _from_text(value: Any) -> Any:
     """The settings that a plain text stands for."""
     if not isinstance(value, str):
         return value
-    if value == "rules":
-        return {"kind": "rules"}
+    if value in {
+        kind.kind_name() for kind in REWARD_KINDS if not any(f.is_required() for f in kind.model_fields.values())
+    }:
+        return {"kind": value}
     if value.startswith(("http://", "https://")):
         return {"kind": "service", "url": value}
     if not value.startswith("stage:") and FUNCTION.match(value):

@@ -307,7 +307,7 @@ def _rewritten(earlier: str, later: str, where: str, number: int) -> RowError:
         where,
         f"the chat template renders the first {number} messages differently once more follow: "
         f"{earlier[shared : shared + 40]!r} becomes {later[shared : shared + 40]!r}. The assistant's tokens can't be "
-        "told exactly; use a template with {% generation %} marks, or give prompt + completion.",
+        "found exactly; use a template with {% generation %} marks, or give prompt + completion.",
     )
 
 

@@ -20,7 +20,7 @@ from rlhf.data.dedup import duplicate_groups, row_text
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import open_rows
-from rlhf.data.report import TokenizationReport, nothing_left
+from rlhf.data.row_report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
 from rlhf.data.split import SplitBy, held_out_numbers
 from rlhf.data.tokenization import Tokenization

@@ -28,13 +28,13 @@ from rlhf.data.contracts import (
     Text,
     UnpairedRow,
 )
-from rlhf.data.convert import ConvertReport as ConvertReport
-from rlhf.data.convert import run_convert as run_convert
 from rlhf.data.dedup import digest, duplicate_groups, plain_text, row_text
 from rlhf.data.expand import preferences_of, prompt_key, row_texts
 from rlhf.data.message_text import counted, short
 from rlhf.data.read import NoUsableRowError, ReadOptions, open_rows, read_or_list_bad_rows
-from rlhf.data.report import SHOWN, bad_row_lines, places
+from rlhf.data.row_conversion import ConvertReport as ConvertReport
+from rlhf.data.row_conversion import run_convert as run_convert
+from rlhf.data.row_report import SHOWN, bad_row_lines, places
 from rlhf.data.sources import Source, file_format, source_name
 from rlhf.data.write import write_rows
 from rlhf.formatting import percentage

@@ -16,7 +16,7 @@ from rlhf.data.expand import (
     unpaired_of,
     with_separator,
 )
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.texts import (
     Rendered,
     preference_texts,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from rlhf.data.contracts import BadRow, Kind, Row, RowError
-from rlhf.data.formats import parse_row
 from rlhf.data.message_text import counted, listed
 from rlhf.data.raw import RawRow, Unreadable
+from rlhf.data.row_kinds import parse_row
 from rlhf.data.sources import Part, Source, open_source, source_name
 from rlhf.errors import ConfigError, DataError, did_you_mean, look_up
 

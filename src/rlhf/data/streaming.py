@@ -19,7 +19,7 @@ from rlhf.data.message_text import listed, one_line
 from rlhf.data.pack import Group
 from rlhf.data.plans import Item, Plan
 from rlhf.data.read import Cursor, open_rows
-from rlhf.data.report import TokenizationReport, nothing_left
+from rlhf.data.row_report import TokenizationReport, nothing_left
 from rlhf.data.sources import Source, source_name
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.seeds import derive_seed

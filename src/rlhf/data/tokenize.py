@@ -35,7 +35,7 @@ from rlhf.data.contracts import (
 )
 from rlhf.data.pack import Branch, Group
 from rlhf.data.prefixes import shared_length
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.texts import Rendered, prompt_text
 from rlhf.data.tokenization import Tokenization
 from rlhf.data.truncate import Ids, truncate

@@ -23,7 +23,7 @@ from rlhf.data.contracts import Row
 from rlhf.data.dataset_options import opened_with
 from rlhf.data.message_text import one_line
 from rlhf.data.plans import PLANS, Item, Plan
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.tokenization import Tokenization
 from rlhf.errors import ConfigError, DataError
 

@@ -56,7 +56,7 @@ class Comparison:
     more_prompts: int | None
     """About how many more prompts would tell, if the rate seen is the true one; None where the verdict is known or nothing can be said."""
     reason: str
-    """Why it is not yet known, beside too few prompts."""
+    """Why it is not yet known, apart from too few prompts."""
     wins: int
     """Pairs that a won in the mean of both orders."""
     ties: int
@@ -127,7 +127,7 @@ class Comparison:
         return f"Whether {a} is better than {b} is not yet known: {numbers}{more}{why}."
 
     def notes(self) -> list[str]:
-        """What a reader must know beside the verdict, a sentence each."""
+        """What a reader must know in addition to the verdict, a sentence each."""
         found = []
         if self.unparsed:
             reason = max(self.unparsed_reasons, key=lambda why: self.unparsed_reasons[why])

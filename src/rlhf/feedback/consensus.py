@@ -21,11 +21,11 @@ from statistics import mean
 from typing import Any, Literal
 
 from rlhf.errors import ConfigError, DataError, look_up
-from rlhf.feedback.aggregation import Consensus, DawidSkene, majority_vote
 from rlhf.feedback.agreement import Labels
 from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
 from rlhf.feedback.items import Item
-from rlhf.feedback.provenance import RESERVED
+from rlhf.feedback.judgment_origin import RESERVED
+from rlhf.feedback.label_aggregation import Consensus, DawidSkene, majority_vote
 from rlhf.feedback.rows import labeled_text, overall_ratings
 from rlhf.feedback.store.values import Task, TaskKind
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry

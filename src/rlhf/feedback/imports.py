@@ -17,7 +17,7 @@ from rlhf.data.read import OnBadRow
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
 from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.engine import write
+from rlhf.feedback.store.database import write
 from rlhf.feedback.store.record import Recorded, keep_judgments
 from rlhf.feedback.store.table_rows import row_of, task_of
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow

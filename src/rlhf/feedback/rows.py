@@ -18,7 +18,7 @@ from typing import Any
 
 from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline, overall_rating
 from rlhf.feedback.items import Item
-from rlhf.feedback.provenance import provenance_of
+from rlhf.feedback.judgment_origin import provenance_of
 from rlhf.feedback.store.values import Task, TaskKind
 
 
@@ -34,7 +34,7 @@ def rows_of(
     Args:
         items: Tasks with their judgments.
         guidelines: Whose weights make overall ratings, and whose digest is the column ``guideline_version``.
-        flat: For CSV and Parquet; see ``rlhf.feedback.provenance``.
+        flat: For CSV and Parquet; see ``rlhf.feedback.judgment_origin``.
         with_unjudged: Also a row for each task that nobody judged: its prompt and a list of completions. One with an empty
             prompt has none: such a row can't be read again.
     """

@@ -11,7 +11,7 @@ from rlhf.data.contracts import CompletionRow, Row, RowError
 from rlhf.data.message_text import describe
 from rlhf.feedback.identity import sampled_id
 from rlhf.feedback.items import Item
-from rlhf.feedback.provenance import LINEAGE
+from rlhf.feedback.judgment_origin import LINEAGE
 from rlhf.feedback.row_tasks import PAIRS, Asking, NothingToJudgeError, are_equal
 from rlhf.feedback.store.values import MAX_RANKED, Response, Task, TaskKind
 

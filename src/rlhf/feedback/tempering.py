@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from rlhf.data.message_text import counted
-from rlhf.feedback.aggregation import Array, DawidSkene, dawid_skene, posterior
 from rlhf.feedback.agreement import Labels
+from rlhf.feedback.label_aggregation import Array, DawidSkene, dawid_skene, posterior
 
 NUM_FOLDS = 5
 """Each judgment is held out once, with at most about a fifth of its item's others."""

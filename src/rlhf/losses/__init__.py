@@ -56,16 +56,16 @@ from rlhf.losses.kl import kl_k2 as kl_k2
 from rlhf.losses.kl import kl_k3 as kl_k3
 from rlhf.losses.kl import kl_overflows as kl_overflows
 
+# losses on pairs by name
+from rlhf.losses.pair_losses import MARGIN_LOSSES as MARGIN_LOSSES
+from rlhf.losses.pair_losses import PAIR_LOSSES as PAIR_LOSSES
+from rlhf.losses.pair_losses import WHOLE_STEP_LOSSES as WHOLE_STEP_LOSSES
+
 # [P] chosen_nll, wpo_weights; [S] length_desensitized_logprobs
 from rlhf.losses.pair_tokens import chosen_nll as chosen_nll
 from rlhf.losses.pair_tokens import length_desensitized_logprobs as length_desensitized_logprobs
 from rlhf.losses.pair_tokens import log_collision_probs as log_collision_probs
 from rlhf.losses.pair_tokens import wpo_weights as wpo_weights
-
-# losses on pairs by name
-from rlhf.losses.pairs import MARGIN_LOSSES as MARGIN_LOSSES
-from rlhf.losses.pairs import PAIR_LOSSES as PAIR_LOSSES
-from rlhf.losses.pairs import WHOLE_STEP_LOSSES as WHOLE_STEP_LOSSES
 
 # [M] policy-gradient losses by token
 from rlhf.losses.policy import MAX_LOG_RATIO as MAX_LOG_RATIO
@@ -141,9 +141,9 @@ from rlhf.losses.shaping import overlong_penalty as overlong_penalty
 from rlhf.losses.shaping import teaching_groups as teaching_groups
 
 # [S] aggregate_steps, [K] steps_until_first_error
-from rlhf.losses.steps import STEP_AGGREGATIONS as STEP_AGGREGATIONS
-from rlhf.losses.steps import aggregate_steps as aggregate_steps
-from rlhf.losses.steps import steps_until_first_error as steps_until_first_error
+from rlhf.losses.step_aggregation import STEP_AGGREGATIONS as STEP_AGGREGATIONS
+from rlhf.losses.step_aggregation import aggregate_steps as aggregate_steps
+from rlhf.losses.step_aggregation import steps_until_first_error as steps_until_first_error
 
 # [M] of demonstrations
 from rlhf.losses.supervised import dft_loss as dft_loss

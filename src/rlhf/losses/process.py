@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf.losses.reward import binary_loss, bradley_terry_loss
 from rlhf.losses.segments import split_pairs
-from rlhf.losses.steps import aggregate_steps
+from rlhf.losses.step_aggregation import aggregate_steps
 
 
 def step_loss(step_scores: Tensor, labels: Tensor, *, wrong_weight: float = 1.0) -> Tensor:

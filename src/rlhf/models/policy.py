@@ -184,7 +184,7 @@ class PolicyModel(nn.Module):
             DataError: A prompt can't be tokenized, or is too long for the model.
         """
         # By name: engines are a floor above models.
-        sample = importlib.import_module("rlhf.rollout.texts").generate_texts
+        sample = importlib.import_module("rlhf.rollout.text_completions").generate_texts
         found: list[list[Any]] = sample(
             self, prompts, num_samples=num_samples, sampling=sampling, seed=seed, **settings
         )

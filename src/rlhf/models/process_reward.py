@@ -17,9 +17,9 @@ from typing_extensions import override
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
 from rlhf.data.steps import StepCutter
-from rlhf.errors import ConfigError, DataError, ModelError
+from rlhf.errors import ConfigError, DataError, ModelError, check_type
 from rlhf.files import write_text
-from rlhf.losses.steps import STEP_AGGREGATIONS
+from rlhf.losses.step_aggregation import STEP_AGGREGATIONS
 from rlhf.models.adapters import adapt, forget_source
 from rlhf.models.block_expansion import add_layers
 from rlhf.models.card import model_card
@@ -72,6 +72,8 @@ class ProcessRewardModel(ScalarModel):
         super().__init__(choice=choice)
         if aggregate not in STEP_AGGREGATIONS:
             raise ConfigError(f"aggregate is {aggregate!r}; wanted one of {', '.join(STEP_AGGREGATIONS)}.")
+        made = "a model with a scalar head; use ProcessRewardModel.from_policy(policy) or ProcessRewardModel.from_pretrained(folder)"
+        check_type(member, nn.Module, name="member", expected=made)
         self.members = nn.ModuleList([member])
         self.tokenizer = tokenizer
         self.step_separator = step_separator

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, check_type
 from rlhf.files import write_text
 from rlhf.models.adapters import adapt
 from rlhf.models.card import model_card
@@ -25,7 +25,7 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
-from rlhf.models.learned import LearnedScalars
+from rlhf.models.learned_scalars import LearnedScalars
 from rlhf.models.load import load_base
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel, merged
@@ -82,6 +82,8 @@ class RewardModel(ScalarModel):
             choice: The path they take, where that is known; else the first batch decides.
         """
         super().__init__(choice=choice)
+        made = "a list of models with scalar heads; use RewardModel.from_policy(policy) or RewardModel.from_pretrained(folder)"
+        check_type(members, (list, tuple, nn.ModuleList), name="members", expected=made)
         self.members = nn.ModuleList(members)
         self.tokenizer = tokenizer
         self.head_dropout = head_dropout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, Self
 
 import torch
@@ -65,6 +66,9 @@ class ValueModel(ScalarModel):
             choice: The path it takes, where that is known; else the first batch decides.
         """
         super().__init__(choice=choice)
+        made = "a module with a scalar head; use ValueModel.from_policy(policy) or ValueModel.from_pretrained(folder)"
+        check_type(model, (nn.Module, NoneType), name="model", expected=made)
+        check_type(head, (ScalarHead, NoneType), name="head", expected=made)
         assert (model is None) != (head is None)
         self.model = model
         self.head = head

@@ -52,7 +52,7 @@ def judge_independence(
     for member in _members(judge):
         if isinstance(member, EndpointJudgeConfig):
             notes.append(
-                f"What model {member.model} is, and whether it shares anything with these, can't be told from here."
+                f"What model {member.model} is, and whether it shares anything with these, can't be seen from here."
             )
         for side in sides:
             if side.is_file:

@@ -26,7 +26,7 @@ OUTCOMES = ("win_rate", "win_rate_low", "win_rate_high", "reward_accuracy", "kl"
 EVALUATED = ("policy", "baseline", "judge", "verdict", "verdict_title", "verdict_reasons")
 """What an evaluation compared, and what it found, in words."""
 GATE_FILE = "gate.json"
-"""As in ``rlhf.evaluation.gates.evidence``, which imports numpy."""
+"""As in ``rlhf.evaluation.gates.gate_file``, which imports numpy."""
 ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action", "false_alarms")
 
 

@@ -43,7 +43,7 @@ class ModelComparison:
         return self.comparison.sentence(self.a.name, self.b.name)
 
     def notes(self) -> list[str]:
-        """What a reader must know beside it."""
+        """What a reader must know in addition."""
         found = [*self.independence.shared, *self.comparison.notes()]
         if self.change is not None:
             difference = self.change.difference

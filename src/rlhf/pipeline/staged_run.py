@@ -21,7 +21,7 @@ from rlhf.models.folders import write_folder_aside
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.plan import parents_of
 from rlhf.pipeline.run import Pipeline
-from rlhf.rewards.in_memory import is_in_memory, name_of, own_name
+from rlhf.rewards.in_memory import name_of, settings_of
 from rlhf.rewards.types import Scorer
 
 REWARD_KEYS = ("reward", "judge")
@@ -128,11 +128,9 @@ def functions_named(value: Any, key: str = "") -> Any:
         ConfigError: A reward is a scorer or a class of scorers, which no recipe can hold.
     """
     if isinstance(value, Mapping):
-        named = {inner: functions_named(item, inner) for inner, item in value.items()}
-        function = value.get("function")
-        if callable(function) and is_in_memory(named["function"]):
-            return {"name": own_name(function), **named, "in_process": True}
-        return named
+        return settings_of(
+            {inner: functions_named(item, inner) for inner, item in value.items()}, value.get("function")
+        )
     if isinstance(value, list | tuple):
         return [functions_named(item, key) for item in value]
     if key not in REWARD_KEYS:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.config.rewards import Combine
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, RewardError, look_up
+from rlhf.errors import ConfigError, RewardError, check_type, look_up
 from rlhf.rewards.composite import Component, ask_components, distinct_names, standardized
 from rlhf.rewards.types import CompletionLike, OnError, Scorer, ScoreResult, sample_name
 
@@ -86,8 +86,9 @@ class EnsembleReward:
                 judges each have their own setting.
 
         Raises:
-            ConfigError: There are fewer than two.
+            ConfigError: There are fewer than two, or these are no scorers.
         """
+        check_type(scorers, (list, tuple), name="scorers", expected="a list of scorers, such as LearnedReward(folder)")
         if len(scorers) < 2:
             raise ConfigError(
                 f"An ensemble of {len(scorers)} has no disagreement to measure; give at least two rewards."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import REWARD_KINDS, RewardSpec
 from rlhf.errors import ConfigError, check_type
 from rlhf.rewards.composite import Component, CompositeReward
-from rlhf.rewards.in_memory import needs_this_process, own_name
+from rlhf.rewards.in_memory import name_of, needs_this_process, own_name, settings_of
 from rlhf.rewards.types import OnError, RewardContext, Scorer
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class RewardTable(NamedTable["str | RewardFunction"]):
             name: A kind of reward of a recipe, or a registered name.
             tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
             on_error: As of ``build_reward``.
-            settings: Keys of the kind in a recipe; ``weight`` and ``normalize`` of a registered one too, whose other settings are
-                given to each call of the function, or to the class.
+            settings: Keys of the kind in a recipe, where a function may stand for its name; ``weight`` and ``normalize`` of a
+                registered one too, whose other settings are given to each call of the function, or to the class.
 
         Raises:
             UnknownNameError: No reward has that name.
@@ -70,6 +71,8 @@ class RewardTable(NamedTable["str | RewardFunction"]):
         """
         reward = self[name]
         if name not in self.registered:
+            named = {key: name_of(value) if isfunction(value) else value for key, value in settings.items()}
+            settings = settings_of(named, settings.get("function"))
             return build_reward({"kind": name, **settings}, tokenizer=tokenizer, on_error=on_error)
         weight, normalize = settings.pop("weight", 1.0), settings.pop("normalize", False)
         scorer = _registered(name, reward, settings, on_error)

@@ -19,10 +19,10 @@ from typing import Any, Self
 from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, kind_of, text_of
+from rlhf.rewards.checked_values import NONE_ALONE, checked, refusal, refuse, score_result
+from rlhf.rewards.function_process import FunctionProcess
 from rlhf.rewards.in_memory import needs_this_process, own_name
-from rlhf.rewards.process import FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, OnError, RewardContext, ScoreResult, sample_name
-from rlhf.rewards.verdicts import NONE_ALONE, checked, refusal, refuse, score_result
 from rlhf.rewards.worker import RESERVED, CallError, Failure, Odd, call, find_function
 
 logger = logging.getLogger(__name__)

@@ -67,6 +67,18 @@ def is_in_memory(text: str) -> bool:
     return text.startswith(PREFIX)
 
 
+def settings_of(named: Mapping[str, Any], function: Any) -> dict[str, Any]:
+    """Settings with a function's name; they say so where it has to be called in this process.
+
+    Args:
+        named: The settings, with ``name_of`` the function under ``function``.
+        function: What was given there; a name is left as it is.
+    """
+    if callable(function) and is_in_memory(named["function"]):
+        return {"name": own_name(function), **named, "in_process": True}
+    return dict(named)
+
+
 def warning_about(text: str) -> str:
     """What a run says of a function in memory."""
     found = _NAME.fullmatch(text.removeprefix(PREFIX))

@@ -17,10 +17,10 @@ from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import check_type, look_up
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import evaluating
+from rlhf.rewards.checked_values import result_of_model
 from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, groups_of_texts, model_folder, usable_ids
 from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult, TextCompletion
-from rlhf.rewards.verdicts import result_of_model
 
 
 class LearnedReward(ModelReward[RewardModel]):

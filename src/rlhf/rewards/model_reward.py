@@ -1,4 +1,4 @@
-"""What rewards share that ask a model of their own: ids or texts of samples become its rows, too long ones are told or cut."""
+"""What rewards share that ask a model of their own: ids or texts of samples become its rows, too long ones are reported or cut."""
 
 from __future__ import annotations
 

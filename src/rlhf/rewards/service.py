@@ -13,12 +13,12 @@ from rlhf.config.rewards import ServiceRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, look_up
 from rlhf.rewards.background import run_async
+from rlhf.rewards.checked_values import NONE_ALONE, checked, refuse, score_result
 from rlhf.rewards.functions import function_arguments
 from rlhf.rewards.rules import completion_text
 from rlhf.rewards.service_calls import Caller, Patience, Request
 from rlhf.rewards.service_formats import FORMATS, Answer, AnswerError, shown
 from rlhf.rewards.types import CompletionLike, Notify, OnError, RewardContext, ScoreResult, TextCompletion, sample_name
-from rlhf.rewards.verdicts import NONE_ALONE, checked, refuse, score_result
 from rlhf.rewards.worker import CallError, Failure
 
 logger = logging.getLogger(__name__)

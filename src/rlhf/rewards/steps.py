@@ -15,12 +15,12 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution
 from rlhf.errors import RewardError, look_up
-from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps
+from rlhf.losses.step_aggregation import STEP_AGGREGATIONS, aggregate_steps
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
 from rlhf.models.score import evaluating
+from rlhf.rewards.checked_values import result_of_model
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, model_folder, usable_ids
 from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult
-from rlhf.rewards.verdicts import result_of_model
 
 
 class ProcessReward(ModelReward[ProcessRewardModel]):

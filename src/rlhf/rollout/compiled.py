@@ -30,8 +30,8 @@ from rlhf.models.score import split_head
 from rlhf.native.library import load
 from rlhf.native.threads import in_parts, together
 from rlhf.rollout.fused import FusedLayer, FusedModel, Product, RowAttention
-from rlhf.rollout.layouts import DecodeLayout
 from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
+from rlhf.rollout.sampling_attention import DecodeLayout
 from rlhf.rollout.tiled import LAST_ROWS, Linear, TiledProjection, fits
 from rlhf.rollout.tiled import SIGNATURES as TILED
 

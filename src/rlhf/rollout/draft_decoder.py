@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rlhf.models.attention import AttentionSettings
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
-from rlhf.rollout.layouts import DecodeLayout, MaskKind, _added, _seen_always
 from rlhf.rollout.packed import PackedDecoder
+from rlhf.rollout.sampling_attention import DecodeLayout, MaskKind, _added, _seen_always
 
 
 class DraftLayout(DecodeLayout):

@@ -32,7 +32,7 @@ FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 
 class RowAttention(Protocol):
-    """Attention of rows; ``rlhf.rollout.layouts`` has two."""
+    """Attention of rows; ``rlhf.rollout.sampling_attention`` has two."""
 
     def attend_rows(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings

@@ -18,6 +18,7 @@ from rlhf.models.score import ScorePath, base_model, evaluating
 from rlhf.native.compiled_mode import in_c
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.compiled import CompiledModel
+from rlhf.rollout.continuous_batching import Decoder, SamplingRun
 from rlhf.rollout.draft_decoder import DraftingDecoder
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.fused_selection import FusedChoice
@@ -26,7 +27,6 @@ from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.request_queue import Waiting
 from rlhf.rollout.requests import check_prompts, number_samples
-from rlhf.rollout.run import Decoder, SamplingRun
 from rlhf.rollout.sampling import draw
 from rlhf.rollout.speculation import DraftCounts, DraftedRun
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike

@@ -13,7 +13,7 @@ from rlhf.models.attention import IMPLEMENTATION, attention_layout, install_atte
 from rlhf.models.score import split_head
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
 from rlhf.rollout.fused import FusedModel
-from rlhf.rollout.layouts import DecodeLayout, PrefillLayout
+from rlhf.rollout.sampling_attention import DecodeLayout, PrefillLayout
 
 SMALL_PASS = 1 << 18
 """Pairs of query and key, padding included, up to which another pass would cost more than the padding."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rlhf.config.engines import PromptLookupConfig
+from rlhf.rollout.continuous_batching import SamplingRun
 from rlhf.rollout.draft_decoder import DraftingDecoder
 from rlhf.rollout.lookup import GroupLookup
-from rlhf.rollout.run import SamplingRun
 from rlhf.rollout.sampling import uniforms
 
 

@@ -19,13 +19,13 @@ from rlhf.models.device import resolve_device
 from rlhf.native.compiled_mode import in_c
 from rlhf.scale import memory
 from rlhf.scale.costs import Costs, Head, Roofline, SamplingCosts, tile_bytes
+from rlhf.scale.expected_inputs import Sources
 from rlhf.scale.gpus import gpu, this_gpu
 from rlhf.scale.machine import Machine, resident_bytes, this_machine
 from rlhf.scale.probe import Probe, fits_a_probe
 from rlhf.scale.samples import Asked, prompts_of, rollout_groups, rows_of
-from rlhf.scale.sampling import SamplingProbe
+from rlhf.scale.sampling_costs import SamplingProbe
 from rlhf.scale.shape import ModelShape, shape_of
-from rlhf.scale.sources import Sources
 from rlhf.scale.strategy import Strategy, recommend
 from rlhf.scale.warm import warm_up
 from rlhf.scale.work import Pass, Work, not_foreseen, offline_work, online_work, steps_of_run

@@ -15,11 +15,11 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.data.plans import PLANS, stepwise
 from rlhf.data.read import open_rows
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.models.tokens import load_tokenizer
+from rlhf.scale.expected_inputs import Sources
 from rlhf.scale.shape import ModelShape
-from rlhf.scale.sources import Sources
 from rlhf.seeds import derive_seed
 
 SAMPLE = 512

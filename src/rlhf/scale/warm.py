@@ -12,7 +12,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.models.paths import choose_path
 from rlhf.models.score import score
-from rlhf.scale.sampling import ForcedEngine, ThinPolicy
+from rlhf.scale.sampling_costs import ForcedEngine, ThinPolicy
 from rlhf.training.optim import Optimizer, TrainedModule
 
 

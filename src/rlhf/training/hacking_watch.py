@@ -29,8 +29,8 @@ from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.alarms import LONGEST_TEXT, SHOWN
 from rlhf.training.monitoring.guards import Alarm, Finding
 from rlhf.training.monitoring.hacking.detector import HackingReport, RewardHackingDetector
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 from rlhf.training.monitoring.hacking.observations import Array
-from rlhf.training.monitoring.hacking.table import DETECTORS
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Rollout

@@ -3,43 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf.config.base import BaseConfig
 from rlhf.errors import ConfigError, DataError, kind_of
-
-if TYPE_CHECKING:
-    from rlhf.training.inputs import OfflineInputs, RLInputs
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """An input of trainers."""
-
-    parts: tuple[str, ...]
-    """Attributes that it has; a model of one's own is as good as ours."""
-    expected: str
-    """How to make one."""
-
-
-INPUTS: Mapping[str, Wanted] = {
-    "policy": Wanted(("score", "model"), "a PolicyModel; PolicyModel.from_pretrained(folder) loads one"),
-    "value_model": Wanted(("values",), "a ValueModel; ValueModel.from_policy(policy) makes one"),
-    "reward_model": Wanted(("raw_scores",), "a RewardModel; RewardModel.from_policy(policy) makes one"),
-    "process_reward_model": Wanted(
-        ("step_scores",), "a ProcessRewardModel; ProcessRewardModel.from_policy(policy) makes one"
-    ),
-    "reference": Wanted(
-        ("logprobs",), "a model with logprobs(batch), such as ReferenceModel(policy); ReferenceModel(folder) loads one"
-    ),
-    "teacher": Wanted(("score",), "a PolicyModel; PolicyModel.from_pretrained(folder) loads one"),
-    "scorer": Wanted(
-        ("name", "score"),
-        "a scorer, such as LearnedReward(folder); RewardFunctionFactory().from_function(f) makes one of a function",
-    ),
-}
-"""Parameter of a constructor -> what it takes; ``model`` of trainers that learn from files by the kind of model."""
+from rlhf.training.inputs import INPUTS, OfflineInputs, RLInputs
 
 
 def check_inputs(

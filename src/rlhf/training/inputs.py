@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -98,6 +98,35 @@ class OfflineInputs(Generic[ModelT, OfflineConfigT]):
     """Where checkpoints go; None for none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An input of trainers."""
+
+    parts: tuple[str, ...]
+    """Attributes that it has; a model of one's own is as good as ours."""
+    expected: str
+    """How to make one."""
+
+
+INPUTS: Mapping[str, Wanted] = {
+    "policy": Wanted(("score", "model"), "a PolicyModel; PolicyModel.from_pretrained(folder) loads one"),
+    "value_model": Wanted(("values",), "a ValueModel; ValueModel.from_policy(policy) makes one"),
+    "reward_model": Wanted(("raw_scores",), "a RewardModel; RewardModel.from_policy(policy) makes one"),
+    "process_reward_model": Wanted(
+        ("step_scores",), "a ProcessRewardModel; ProcessRewardModel.from_policy(policy) makes one"
+    ),
+    "reference": Wanted(
+        ("logprobs",), "a model with logprobs(batch), such as ReferenceModel(policy); ReferenceModel(folder) loads one"
+    ),
+    "teacher": Wanted(("score",), "a PolicyModel; PolicyModel.from_pretrained(folder) loads one"),
+    "scorer": Wanted(
+        ("name", "score"),
+        "a scorer, such as LearnedReward(folder); RewardFunctionFactory().from_function(f) makes one of a function",
+    ),
+}
+"""Parameter of a constructor -> what it takes; ``model`` of trainers that learn from files by the kind of model."""
+
+
 def built_from(
     inputs: Callable[P, InputsT],
 ) -> Callable[[Callable[[TrainerT, InputsT], None]], Callable[Concatenate[TrainerT, P], None]]:
@@ -107,10 +136,15 @@ def built_from(
         inputs: The dataclass; metadata ``asked_as`` of a field is a second keyword for it.
 
     Raises:
-        TypeError: When the constructor is called with a keyword that is not a field, or gives a field twice; names the trainer and the
-            field.
+        TypeError: When the constructor is called with a keyword that is not a field, or gives a field twice or not at all; names the
+            trainer and the field.
     """
     known = [each.name for each in fields(inputs)]  # type: ignore[arg-type]
+    required = [
+        each.name
+        for each in fields(inputs)
+        if each.default is MISSING and each.default_factory is MISSING  # type: ignore[arg-type]
+    ]
     second = {each.metadata["asked_as"]: each.name for each in fields(inputs) if "asked_as" in each.metadata}  # type: ignore[arg-type]
 
     def decorate(init: Callable[[TrainerT, InputsT], None]) -> Callable[Concatenate[TrainerT, P], None]:
@@ -127,6 +161,10 @@ def built_from(
             for key in by_name:
                 if key not in known:
                     raise TypeError(f"{owner} takes no argument {key!r}.{did_you_mean(key, [*known, *second])}")
+            missing = [name for name in required if name not in by_name and name not in known[: len(args)]]
+            if missing:
+                said = [f"{name}={f' ({INPUTS[name].expected})' if name in INPUTS else ''}" for name in missing]
+                raise TypeError(f"{owner} needs {', '.join(said)}.")
             init(self, inputs(*args, **named))
 
         own, given = inspect.signature(init), inspect.signature(inputs)

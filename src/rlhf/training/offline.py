@@ -47,7 +47,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     name = "offline"
     config_class: ClassVar[type[BaseConfig]] = OfflineConfig
     model_kind: ClassVar[str] = "policy"
-    """What is trained: a key of ``rlhf.training.input_types.INPUTS``."""
+    """What is trained: a key of ``rlhf.training.inputs.INPUTS``."""
     steps_per_phase = 1
 
     @built_from(OfflineInputs)

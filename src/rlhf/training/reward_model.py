@@ -13,7 +13,7 @@ from rlhf.config.reward_model import RewardModelConfig
 from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.losses import centering_penalty, label_noise, loss_under_label_noise, ranked_pairs
 from rlhf.losses.formula import asked_of, load_formula
-from rlhf.models.learned import LearnedScalars
+from rlhf.models.learned_scalars import LearnedScalars
 from rlhf.models.reward import RewardModel
 from rlhf.training.algorithm import Totals
 from rlhf.training.loop import TrainResult

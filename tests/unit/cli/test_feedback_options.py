@@ -14,7 +14,7 @@ from rlhf.cli.annotate import check_batch
 from rlhf.errors import ConfigError, DataError, StorageError
 from rlhf.feedback.store import PreferenceStore, check_value
 from rlhf.feedback.store.values import SHAPES
-from rlhf.feedback.web.settings import ADDRESS
+from rlhf.feedback.web.server_settings import ADDRESS
 
 PAIRS = [{"id": f"t{n}", "prompt": f"q{n}", "completion_a": "x", "completion_b": f"y{n}"} for n in range(4)]
 

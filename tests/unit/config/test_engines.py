@@ -12,7 +12,7 @@ from rlhf.config.training import FREE_TO_CHANGE
 from rlhf.errors import ConfigError
 from rlhf.pipeline.code_hash import code_of_stage
 from rlhf.pipeline.validate.own_code import check_own_code, name_problem
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 
 def test_a_word_stands_for_an_engine_with_defaults():
@@ -38,7 +38,7 @@ def test_settings_without_a_kind_are_those_of_the_local_engine(settings):
             r"engine: python is a setting of `vllm`, and no kind is named; add `kind: vllm`, or leave it out",
         ),
         ({"max_model_len": 512}, r"engine: max_model_len is a setting of `vllm`"),
-        ({"weigths": "int8"}, r"engine\.weigths: there is no such key\. Did you mean 'weights'\?"),
+        ({"weigths": "int8"}, r"engine\.weigths: unknown key\. Did you mean 'weights'\?"),
         ({"weights": "int7"}, r"engine\.weights: .*'int7'"),
     ],
 )

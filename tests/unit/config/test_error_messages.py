@@ -57,35 +57,31 @@ def test_the_recipe_itself_is_fine():
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"stagez": {}}, "stagez: there is no such key. Did you mean 'stages'?"),
-        ({"stages__ppo__klx": 1}, "stages.ppo.klx: there is no such key. Did you mean 'kl'?"),
-        ({"stages__ppo__kl": {"coff": 1}}, "stages.ppo.kl.coff: there is no such key. Did you mean 'coef'?"),
+        ({"stagez": {}}, "stagez: unknown key. Did you mean 'stages'?"),
+        ({"stages__ppo__klx": 1}, "stages.ppo.klx: unknown key. Did you mean 'kl'?"),
+        ({"stages__ppo__kl": {"coff": 1}}, "stages.ppo.kl.coff: unknown key. Did you mean 'coef'?"),
         # a key that is also the stage's kind, and the name of the stage
-        ({"stages__reward__reward": 1}, "stages.reward.reward: there is no such key. Did you mean 'head'?"),
-        ({"stages__ppo__max_steps": 9}, "stages.ppo.max_steps: there is no such key."),
+        ({"stages__reward__reward": 1}, "stages.reward.reward: unknown key. Did you mean 'head'?"),
+        ({"stages__ppo__max_steps": 9}, "stages.ppo.max_steps: unknown key."),
         (
             {"stages__ppo__model": {"path": "x", "lora": {"rnk": 8}}},
-            "stages.ppo.model.lora.rnk: there is no such key. Did you mean 'rank'?",
+            "stages.ppo.model.lora.rnk: unknown key. Did you mean 'rank'?",
         ),
         (
             {"stages__ppo__reward": [{"kind": "rules", "target_wrds": 3}, "rules"]},
-            "stages.ppo.reward.0.target_wrds: there is no such key. Did you mean 'target_words'?",
+            "stages.ppo.reward.0.target_wrds: unknown key. Did you mean 'target_words'?",
         ),
         (
             {"stages__ppo__kind": "ipo"},
-            "stages.ppo.kind: there is no kind 'ipo'. The method 'ipo' is `kind: dpo, loss: ipo`. Known: "
-            + KINDS
-            + ".",
+            "stages.ppo.kind: unknown kind 'ipo'. The method 'ipo' is `kind: dpo, loss: ipo`. Known: " + KINDS + ".",
         ),
         (
             {"stages__ppo__kind": "Dr.GRPO"},
-            "stages.ppo.kind: there is no kind 'Dr.GRPO'. The method 'dr_grpo' is `kind: dr_grpo`. Known: "
-            + KINDS
-            + ".",
+            "stages.ppo.kind: unknown kind 'Dr.GRPO'. The method 'dr_grpo' is `kind: dr_grpo`. Known: " + KINDS + ".",
         ),
         (
             {"stages__ppo__kind": "Reward-Model"},
-            "stages.ppo.kind: there is no kind 'Reward-Model'. Did you mean 'reward'? Known: " + KINDS + ".",
+            "stages.ppo.kind: unknown kind 'Reward-Model'. Did you mean 'reward'? Known: " + KINDS + ".",
         ),
         (
             {"stages__ppo__reward": {"kind": "ensemble", "sources": ["a"]}},
@@ -117,14 +113,13 @@ def test_the_recipe_itself_is_fine():
         ),
         (
             {"stages__sft__kind": "sftt"},
-            "stages.sft.kind: there is no kind 'sftt'. Did you mean 'sft'? "
-            f"Known: {', '.join(sorted(stage_classes()))}.",
+            f"stages.sft.kind: unknown kind 'sftt'. Did you mean 'sft'? Known: {', '.join(sorted(stage_classes()))}.",
         ),
         (
             {"stages__ppo__reward": {"kind": "learnd"}},
-            "stages.ppo.reward.kind: there is no kind 'learnd'. Did you mean 'learned'? Known: ",
+            "stages.ppo.reward.kind: unknown kind 'learnd'. Did you mean 'learned'? Known: ",
         ),
-        ({"stages__sft": {"model": "m"}}, "stages.sft.kind: this key is required; it says what the section is."),
+        ({"stages__sft": {"model": "m"}}, "stages.sft.kind: missing `kind`, which says what the section is."),
         (
             {"stages__sft": {"kind": "sft", "model": "m"}},
             "stages.sft.data: this key is required.",
@@ -166,7 +161,7 @@ def test_a_key_of_another_kind_of_stage_is_not_suggested():
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: PPOConfig(clip_hihg=0.3), "clip_hihg: there is no such key. Did you mean 'clip_high'"),
+        (lambda: PPOConfig(clip_hihg=0.3), "clip_hihg: unknown key. Did you mean 'clip_high'"),
         (lambda: PPOConfig(kl={"coef": -1}), "kl.coef: should be greater than or equal to 0 (got -1)"),
         (
             lambda: PPOConfig(kl=KLConfig(coef=1)).updated(gae_lambda=2),

@@ -79,8 +79,8 @@ def test_a_guard_can_be_set_from_the_command_line():
     [
         ("stopp", "guards: should be 'warn', 'stop', 'restore' or 'off' (got 'stopp')"),
         ("{kl: restor}", "guards.kl: should be 'warn', 'stop', 'restore' or 'off' (got 'restor')"),
-        ("{kll: off}", "guards.kll: there is no such key. Did you mean 'kl'?"),
-        ("{kl: {limmit: 3}}", "guards.kl.limmit: there is no such key. Did you mean 'limit'?"),
+        ("{kll: off}", "guards.kll: unknown key. Did you mean 'kl'?"),
+        ("{kl: {limmit: 3}}", "guards.kl.limmit: unknown key. Did you mean 'limit'?"),
         ("{kl: {limit: 0}}", "guards.kl.limit: should be greater than 0 (got 0)"),
         ("{kl: 20}", "guards.kl: should hold keys and values (got 20)"),
         ("{kl: {action: on}}", "guards.kl.action: should be 'warn', 'stop', 'restore' or 'off' (got True)"),

@@ -26,6 +26,7 @@ def kinds(reward: object) -> list[str]:
         ("/abs/models/rm", "learned"),
         ("org/name", "learned"),
         ("rules", "rules"),
+        ("math", "math"),
         ("mine:judge", "function"),
         ("pkg.sub.mod:judge", "function"),
         ("scripts/mine.py:judge", "function"),
@@ -49,12 +50,12 @@ def test_the_text_is_kept_as_the_source_or_the_function():
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"kind": "lexicn", "path": "x"}, r"reward.kind: there is no kind 'lexicn'. Did you mean 'lexicon'\?"),
+        ({"kind": "lexicn", "path": "x"}, r"reward.kind: unknown kind 'lexicn'. Did you mean 'lexicon'\?"),
         (
             {"kind": "rules", "target_word": 3},
-            r"reward.target_word: there is no such key. Did you mean 'target_words'\?",
+            r"reward.target_word: unknown key. Did you mean 'target_words'\?",
         ),
-        ({"weight": 2}, r"reward.kind: this key is required"),
+        ({"weight": 2}, r"reward.kind: missing `kind`"),
         (["rules", {"kind": "lexicon"}], r"reward.1.path: this key is required"),
         ({"kind": "rules", "weight": ".inf"}, r"reward.weight: "),
         ({"kind": "function", "function": "nameless"}, r"reward.function: a function is named package.module:function"),

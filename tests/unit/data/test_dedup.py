@@ -5,8 +5,8 @@ import random
 import pytest
 
 from rlhf.data.dedup import duplicate_groups, normalize, row_text, shingles, similarity
-from rlhf.data.formats import parse_row
 from rlhf.data.prefixes import shared_length
+from rlhf.data.row_kinds import parse_row
 from rlhf.errors import ConfigError
 
 

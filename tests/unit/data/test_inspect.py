@@ -7,10 +7,10 @@ import pytest
 from rlhf.data.chat import chat_format
 from rlhf.data.contracts import RowError
 from rlhf.data.expand import to_conversational, to_standard
-from rlhf.data.formats import parse_row
 from rlhf.data.inspect import run_check, run_convert, run_dedup, run_stats
 from rlhf.data.read import read_rows
-from rlhf.data.report import places
+from rlhf.data.row_kinds import parse_row
+from rlhf.data.row_report import places
 from rlhf.data.write import write_rows
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data.contracts import RowError
-from rlhf.data.formats import parse_row
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_kinds import parse_row
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.texts import preference_texts, sft_texts, single_texts
 from rlhf.data.tokenization import tokenization
 from rlhf.data.tokenize import tokenize_rows

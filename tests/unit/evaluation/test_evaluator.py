@@ -187,7 +187,7 @@ def test_calibration_reads_raw_scores_whatever_the_normalization(reward_model):
     [("threshold", [0.4], 0.4), ("margins", [0.5, 1.5], 0.5), ("tie_weight", [2.0], 0.0), ("offset", [3.0], 0.0)],
 )
 def test_calibration_is_by_the_law_that_the_model_learned(reward_model, kind, start, threshold):
-    from rlhf.models.learned import LearnedScalars
+    from rlhf.models.learned_scalars import LearnedScalars
 
     pairs = [Group([3, 4], [Branch([10, i, 1]), Branch([i, 11])]) for i in range(20, 30)]
     reward_model.learned = LearnedScalars(kind, start)

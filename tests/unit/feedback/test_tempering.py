@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlhf.feedback.aggregation import dawid_skene
 from rlhf.feedback.agreement import Labels
+from rlhf.feedback.label_aggregation import dawid_skene
 from rlhf.feedback.tempering import MIN_ITEMS, NUM_FOLDS, Tempering, _folds, tempered_dawid_skene
 
 SCALE = ("a", "b", "c")

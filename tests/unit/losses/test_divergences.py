@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError, UnknownNameError
 from rlhf.losses.divergences import DIVERGENCES, EXP_LINEAR_ABOVE, divergence_scores
-from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES
+from rlhf.losses.pair_losses import MARGIN_LOSSES, PAIR_LOSSES
 from rlhf.losses.segments import segment_sum, split_pairs
 from tests.unit.losses.helpers import (
     check_parts_add_up,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 from rlhf.losses.process import pairwise_outcome_loss, step_loss
-from rlhf.losses.steps import STEP_AGGREGATIONS, aggregate_steps, steps_until_first_error
+from rlhf.losses.step_aggregation import STEP_AGGREGATIONS, aggregate_steps, steps_until_first_error
 from tests.unit.losses.helpers import (
     check_parts_add_up,
     check_unscored_tokens_cannot_reach,

@@ -288,7 +288,7 @@ def test_decoding_in_c_that_is_wrong_is_found_out_though_a_run_would_do_without_
 def test_a_worker_that_does_not_answer_is_found_out(monkeypatch):
     from rlhf.pipeline.doctor import trials
 
-    monkeypatch.setattr("rlhf.rewards.process.START", "raise SystemExit(3)")
+    monkeypatch.setattr("rlhf.rewards.function_process.START", "raise SystemExit(3)")
     tried = trials.try_worker()
     assert not tried.answered
     assert "3" in tried.reason

@@ -9,7 +9,7 @@ import pytest
 from rlhf.config.gates import GateStage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, GateError, ModelError, UndecidedGateError
-from rlhf.evaluation.gates.evidence import read_evidence, replay
+from rlhf.evaluation.gates.gate_file import read_evidence, replay
 from rlhf.files import sha256
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import check_quickly

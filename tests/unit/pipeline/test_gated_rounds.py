@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.yaml_text import read_yaml
-from rlhf.evaluation.gates.evidence import read_evidence, replay
+from rlhf.evaluation.gates.gate_file import read_evidence, replay
 from rlhf.pipeline.run import Pipeline
 from rlhf.registry.registry import Registry
 from tests.fixtures.source import ROOT

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
-from rlhf.pipeline.report.data import read_run
+from rlhf.pipeline.report.run_data import read_run
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import find_problems
 from rlhf.pipeline.validate.independence import find_leakage, leakage_in_recipe

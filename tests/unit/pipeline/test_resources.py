@@ -7,8 +7,8 @@ import torch
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.doctor import probes
-from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.resources import _uses_gpu, memory_needed
+from rlhf.pipeline.validate.review import Review
 
 PAIRS = {"model": "embedded", "data": "pairs.jsonl"}
 LORA = {"path": "embedded", "lora": {"rank": 4}}

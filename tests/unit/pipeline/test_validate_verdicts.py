@@ -12,8 +12,8 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.validate import find_problems
-from rlhf.pipeline.validate.problems import Review
 from rlhf.pipeline.validate.references import check_references
+from rlhf.pipeline.validate.review import Review
 
 PAIR = {"completion_a": "a cow", "completion_b": "a fox"}
 

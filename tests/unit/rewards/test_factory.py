@@ -162,6 +162,11 @@ def own_name():
 def test_the_table_builds_by_kind_and_settings():
     assert isinstance(REWARDS.build("rules", target_words=3), RuleBasedReward)
     assert isinstance(REWARDS.build("rules", weight=2.0), CompositeReward)
+    by_hand = REWARDS.build(
+        "function", function=lambda prompts, completions, *, factor: [factor] * 2, arguments={"factor": 3}
+    )
+    assert by_hand.score(*samples("a", "b")).scores == [3, 3]
+    assert by_hand.name == "lambda"
     with pytest.raises(ConfigError, match="target_words"):
         REWARDS.build("rules", target_words=0)
     with pytest.raises(KeyError, match="rules"):

@@ -16,9 +16,9 @@ from rlhf.models.adapters import add_lora
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import score
+from rlhf.rollout.continuous_batching import SamplingRun
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
-from rlhf.rollout.run import SamplingRun
 from rlhf.rollout.types import Completion, RolloutEngine
 from tests.fixtures.rounding import assert_same_but_for_rounding, rounding_noise
 from tests.unit.rollout.helpers import (
@@ -328,7 +328,9 @@ def test_who_waits_takes_the_place_of_who_ended_and_says_the_same(limits, stop, 
 def test_an_ended_row_is_not_computed_on_past_its_room_in_the_cache(word_tokenizer, prompts, monkeypatch):
     policy = PolicyModel(build_family("llama"), word_tokenizer)
     expected = tokens_of(ask(LocalEngine(policy), prompts, num_samples=3))
-    monkeypatch.setattr("rlhf.rollout.run.COMPACT_FRAC", 0.7)  # ended rows stay long beside those that came late
+    monkeypatch.setattr(
+        "rlhf.rollout.continuous_batching.COMPACT_FRAC", 0.7
+    )  # ended rows stay long beside those that came late
     for max_rows in (3, 4, 7):
         assert tokens_of(ask(LocalEngine(policy, max_rows=max_rows), prompts, num_samples=3)) == expected
 

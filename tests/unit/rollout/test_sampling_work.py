@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rlhf.config.policy import SamplingConfig
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
-from rlhf.rollout.layouts import PrefillLayout
 from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.sampling_attention import PrefillLayout
 from tests.fixtures import tiny
 from tests.unit.rollout.helpers import VOCABULARY, build_prompts
 

@@ -64,6 +64,15 @@ def test_a_trainer_takes_a_function_or_settings_in_the_place_of_a_scorer(policy,
         rlhf.GRPOTrainer(config=rlhf.GRPOConfig(), scorr=len, **good)
 
 
+def test_an_input_that_is_left_out_is_named_with_what_it_is():
+    with pytest.raises(
+        TypeError, match=r"GRPOTrainer needs config=, prompts=, reference= \(.*ReferenceModel\(policy\)"
+    ):
+        rlhf.GRPOTrainer("folder")
+    with pytest.raises(TypeError, match="DPOTrainer needs config=, train_data="):
+        rlhf.DPOTrainer(model="folder")
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -74,6 +83,10 @@ def test_a_trainer_takes_a_function_or_settings_in_the_place_of_a_scorer(policy,
         (lambda: rlhf.CompositeReward([len]), "component"),
         (lambda: Component(scorer=len), "scorer is a builtin_function"),
         (lambda: rlhf.EnsembleReward([len, len]), "scorer"),
+        (lambda: rlhf.EnsembleReward("folder"), "scorers is the text"),
+        (lambda: rlhf.ValueModel("folder"), "model is the text"),
+        (lambda: rlhf.RewardModel("folder", None), "members is the text"),
+        (lambda: rlhf.ProcessRewardModel("folder", None), "member is the text"),
         (lambda: rlhf.RewardFunctionFactory().from_function(7), "function is an int"),
         (lambda: rlhf.Pipeline("recipe.yaml"), "load_recipe"),
         (lambda: rlhf.RLHFTrainer({"model_name": "a"}), "config is a dict"),

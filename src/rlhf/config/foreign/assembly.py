@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.config.error_messages import shortened
 from rlhf.config.foreign import common
-from rlhf.config.foreign.table import TOP, Given
+from rlhf.config.foreign.key_table import TOP, Given
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError
 

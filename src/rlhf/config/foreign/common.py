@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlhf.config.foreign.table import TOP, Given, Reason, Settings
+from rlhf.config.foreign.key_table import TOP, Given, Reason, Settings
 
 ONE_PROCESS = "nothing to set: one process trains on one device (docs/devices.md)"
 MEMORY = "A step is split into micro-batches of microbatch_tokens tokens: memory only, the result is the same."
@@ -111,7 +111,9 @@ def betas(value: Any, given: Given) -> Settings | Reason:
     """Two keys of theirs, or one list."""
     if isinstance(value, list | tuple):
         return Settings({"betas": list(value)})
-    return Settings({"betas": [given.get("adam_beta1", 0.9), given.get("adam_beta2", 0.999)]})
+    return Settings(
+        {"betas": [given.get(f"adam_beta{n}", given.get(f"beta{n}", usual)) for n, usual in ((1, 0.9), (2, 0.999))]}
+    )
 
 
 def warmup_steps(value: Any, given: Given) -> Settings | Reason:

@@ -9,9 +9,9 @@ from typing import Any
 
 from rlhf.config.foreign import common, guide, openrlhf_conversions, trl
 from rlhf.config.foreign.assembly import Conversion, Line, Part, assembled
+from rlhf.config.foreign.foreign_files import PROCESSES, Source, read_source
+from rlhf.config.foreign.key_table import Given, Reason, Settings, converted
 from rlhf.config.foreign.layouts import GUIDE, OPENRLHF, TRL, Layout, find_method
-from rlhf.config.foreign.read import PROCESSES, Source, read_source
-from rlhf.config.foreign.table import Given, Reason, Settings, converted
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS
 from rlhf.errors import ConfigError, did_you_mean
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.foreign import guide, openrlhf, trl
-from rlhf.config.foreign.table import Entry, Reason, Table
+from rlhf.config.foreign.key_table import Entry, Reason, Table
 from rlhf.errors import ConfigError
 
 
@@ -25,6 +25,8 @@ class Layout:
     """Their defaults by method."""
     plain: Callable[[str], str] = str
     """The key in the table's spelling."""
+    fallback: Layout | None = None
+    """Whose keys, without their sections, are known here too."""
 
     def entries(self, method: str) -> dict[str, Entry]:
         """All keys of a method."""
@@ -53,7 +55,9 @@ class Layout:
             return found
         sections = (plain.rsplit(".", cut)[0] for cut in range(1, plain.count(".") + 1))
         outer = next((table[name] for name in sections if name in table), None)
-        return outer if isinstance(outer, Reason) else None
+        if isinstance(outer, Reason):
+            return outer
+        return self.fallback.entry(plain.rpartition(".")[2], method) if self.fallback is not None else None
 
     def method_of(self, keys: Iterable[str]) -> list[str]:
         """The methods that most of these keys belong to; none where all belong to every method."""
@@ -77,7 +81,7 @@ TRL = Layout("TRL", trl.COMMON, trl.METHODS, trl.DEFAULTS)
 OPENRLHF = Layout(
     "OpenRLHF", openrlhf.FLAGS, {method: {} for method in openrlhf.DEFAULTS}, openrlhf.DEFAULTS, openrlhf.plain_flag
 )
-GUIDE = Layout("YAML in sections", guide.KEYS, {kind: {} for kind in guide.STAGES.values()}, {})
+GUIDE = Layout("YAML in sections", guide.KEYS, {kind: {} for kind in guide.STAGES.values()}, {}, fallback=TRL)
 LAYOUTS = {"trl": TRL, "openrlhf": OPENRLHF, "guide": GUIDE}
 CLOSE = (("grpo", "rloo", "online_dpo"), ("cpo", "simpo"), ("dpo", "cpo", "simpo"))
 """Methods whose keys hardly differ: the first of them is taken."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf.config.foreign import common
 from rlhf.config.foreign import openrlhf_conversions as become
-from rlhf.config.foreign.table import TOP, Entry, Reason, no, to
+from rlhf.config.foreign.key_table import TOP, Entry, Reason, no, to
 
 PROGRAMS = {
     "train_sft": "sft",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.foreign.table import Given, Reason, Settings
+from rlhf.config.foreign.key_table import Given, Reason, Settings
 
 PER_TOKEN = {"policy_loss": "clip", "aggregation": "token"}
 """Their loss of every estimator: clipped ratios, a mean over all tokens."""

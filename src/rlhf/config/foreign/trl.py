@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf.config.foreign import common
 from rlhf.config.foreign import trl_conversions as become
-from rlhf.config.foreign.table import TOP, Entry, Reason, no, to
+from rlhf.config.foreign.key_table import TOP, Entry, Reason, no, to
 from rlhf.config.foreign.trl_rl import BETA, COUNTED, DISTILL, GRPO, ONLINE_DPO, PPO, REFERENCE, RLOO
 
 MOVES = "Of stages that learn from rewards: `every` counts rollouts, not steps, and `decay` is 1 - alpha."

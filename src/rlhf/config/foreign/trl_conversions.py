@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf.config.foreign import common
-from rlhf.config.foreign.table import Given, Reason, Settings
+from rlhf.config.foreign.key_table import Given, Reason, Settings
 
 
 def batch(value: Any, given: Given) -> Settings | Reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf.config.foreign.common import importable
-from rlhf.config.foreign.table import Given, Reason, Settings
+from rlhf.config.foreign.key_table import Given, Reason, Settings
 
 THINKING = r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"
 BUILT_IN: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf.config.foreign import common
 from rlhf.config.foreign import trl_conversions as become
-from rlhf.config.foreign.table import Entry, Given, Reason, Settings, no, to
+from rlhf.config.foreign.key_table import Entry, Given, Reason, Settings, no, to
 from rlhf.config.foreign.trl_rewards import rewards
 
 COUNTED = common.counted

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from rlhf.config.base import BaseConfig
 from rlhf.config.formulas import PairFormula
 from rlhf.config.methods.method import Method
 from rlhf.config.methods.preference_family import PAIR_SOURCES, PAIR_TERMS
+
+
+class DiscoPOPSettings(BaseConfig):
+    """Of this loss."""
+
+    discopop_temperature: float = Field(0.05, gt=0, le=1)
+    """How sharply DiscoPOP turns from its logistic to its exponential part, in nats times beta."""
+
 
 METHOD = Method(
     title="DiscoPOP",
@@ -13,6 +24,7 @@ METHOD = Method(
     kind="dpo",
     settings={"loss": "discopop"},
     options=("loss", "discopop_temperature", *PAIR_TERMS),
+    pair_settings=DiscoPOPSettings,
     computed_by="losses.preference:discopop_loss",
     pair_losses={
         "discopop": PairFormula(

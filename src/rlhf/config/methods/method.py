@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlhf.config.base import Kind
+    from rlhf.config.base import BaseConfig, Kind
     from rlhf.config.formulas import PairFormula
     from rlhf.config.methods.rates import TypicalRates
 
@@ -48,6 +48,8 @@ class Method:
     """The kind of stage, where the method declares one of its own."""
     pair_losses: Mapping[str, PairFormula] = field(default_factory=dict)
     """What the method adds to ``loss`` of ``kind: dpo``, by name."""
+    pair_settings: type[BaseConfig] | None = None
+    """Settings of these losses, which ``kind: dpo`` has in addition to its own."""
     rates: TypicalRates | None = None
     """Learning rates that work for its kind of stage; None for those of learning from rewards."""
     other_names: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from rlhf.data.reasoning.rewards import (
     sound_reward,
     step_reward,
 )
-from rlhf.data.reasoning.rows import label_completions, outcome_row, stepwise_row
+from rlhf.data.reasoning.solution_rows import label_completions, outcome_row, stepwise_row
 from rlhf.data.reasoning.tokenizer import build_tokenizer
 from rlhf.data.reasoning.verify import Verdict, first_wrong_step, label_steps, split_steps, verify
 

@@ -20,7 +20,7 @@ from typing import Any
 from rlhf import files
 from rlhf.data.reasoning import problems, traces
 from rlhf.data.reasoning.problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem
-from rlhf.data.reasoning.rows import outcome_row, stepwise_row
+from rlhf.data.reasoning.solution_rows import outcome_row, stepwise_row
 from rlhf.data.reasoning.traces import CORRUPTED, DEMONSTRATOR, Mistakes, write_trace
 from rlhf.errors import ConfigError
 from rlhf.seeds import derive_seed

@@ -66,7 +66,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         runs="judge_agreement:run_pandalm",
         measures="judge",
         file="pandalm/testset-v1.json.gz",
-        about="a judge's agreement with the majority of three people on 999 pairs, beside that of two people",
+        about="a judge's agreement with the majority of three people on 999 pairs, next to that of two people",
     ),
 }
 """Name -> benchmark. ``lm-eval:TASK`` is any task of lm-evaluation-harness."""

@@ -37,7 +37,7 @@ def above(requirement: BoundedRequirement, found: Measurements, confidence: floa
 
 
 def _in_its_units(ruling: Ruling, name: str, sign: int, *, is_share: bool) -> Ruling:
-    """The same decision, told of the metric and not of its negative."""
+    """The same decision, in terms of the metric and not of its negative."""
     given = dict(ruling.evidence)
     ends = sorted(sign * given.pop(end) for end in ("low", "high"))
     ends = [min(max(end, 0.0), 1.0) for end in ends] if is_share else ends
@@ -48,8 +48,8 @@ def _in_its_units(ruling: Ruling, name: str, sign: int, *, is_share: bool) -> Ru
         **given,
         "bound": sign * given["bound"],
     }
-    told = f"{name} is {found['value']:.4g} [{ends[0]:.4g}, {ends[1]:.4g}] over {found['n']:,} prompts"
+    measured = f"{name} is {found['value']:.4g} [{ends[0]:.4g}, {ends[1]:.4g}] over {found['n']:,} prompts"
     wanted = f"at {'least' if sign > 0 else 'most'} {found['bound']:g} is required"
     more = found.get("num_more")
     unclear = f" About {more:,} more prompts would probably decide, on a fresh set." if more is not None else ""
-    return Ruling(decision=ruling.decision, reason=f"{told}; {wanted}.{unclear}", evidence=found)
+    return Ruling(decision=ruling.decision, reason=f"{measured}; {wanted}.{unclear}", evidence=found)

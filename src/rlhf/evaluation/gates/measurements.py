@@ -185,7 +185,7 @@ class Measurements:
 
 
 def minus_neutral(ruling: Ruling, measured: MetricMeasurement) -> Ruling:
-    """The same, told of a metric that compares by itself: its difference is from the value where neither is better."""
+    """The same, of a metric that compares by itself: its difference is from the value where neither is better."""
     reason = ruling.reason.replace("The difference", f"{measured.name} minus {measured.neutral:g}", 1)
     return replace(ruling, reason=reason)
 

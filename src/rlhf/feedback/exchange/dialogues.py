@@ -10,8 +10,8 @@ from typing import Any
 
 from rlhf.data.contracts import Messages, PreferenceRow, Row, RowError, Text, UnpairedRow
 from rlhf.data.expand import HH_SPEAKERS, to_conversational
-from rlhf.data.formats import HH_TURN, parse_row
 from rlhf.data.message_text import describe
+from rlhf.data.row_kinds import HH_TURN, parse_row
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
 from rlhf.feedback.items import Item

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data.contracts import BadRow, Kind, Row, RowError
-from rlhf.data.formats import COLUMNS, canonical_columns, detect_kind, parse_row
 from rlhf.data.message_text import counted, listed
 from rlhf.data.read import OnBadRow
+from rlhf.data.row_kinds import COLUMNS, canonical_columns, detect_kind, parse_row
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError, did_you_mean, look_up
 from rlhf.feedback.exchange import argilla

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store.engine import reading, write, writing
+from rlhf.feedback.store.database import reading, write, writing
 from rlhf.feedback.store.tables import (
     EXPIRED,
     OPEN,

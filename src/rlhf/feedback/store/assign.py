@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from rlhf.config.base import BaseConfig
 from rlhf.errors import DataError
-from rlhf.feedback.store.engine import reading, wait_for_turn, write
+from rlhf.feedback.store.database import reading, wait_for_turn, write
 from rlhf.feedback.store.tables import (
     DONE,
     EXPIRED,

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.errors import DataError
-from rlhf.feedback.store.engine import write
+from rlhf.feedback.store.database import write
 from rlhf.feedback.store.table_rows import as_json
 from rlhf.feedback.store.tables import EventRow
 from rlhf.feedback.store.values import KeyTakenError, check_id

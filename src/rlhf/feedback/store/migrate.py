@@ -13,7 +13,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy.engine import Connection, Engine
 
 from rlhf.errors import StorageError
-from rlhf.feedback.store.engine import check_own_tables, place_of
+from rlhf.feedback.store.database import check_own_tables, place_of
 
 SCRIPTS = Path(__file__).with_name("migrations")
 LOCK_NUMBER = 0x726C6866

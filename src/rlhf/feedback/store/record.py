@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from rlhf.errors import DataError
 from rlhf.feedback.items import ItemJudgment, check_annotator, checked_extras, judgment_words
-from rlhf.feedback.store.engine import wait_for_turn, write
+from rlhf.feedback.store.database import wait_for_turn, write
 from rlhf.feedback.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.feedback.store.values import check_value, shortened
 

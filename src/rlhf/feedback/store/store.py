@@ -22,11 +22,11 @@ from rlhf.feedback.store.assign import (
     take_slot_again,
     take_task,
 )
-from rlhf.feedback.store.engine import open_engine, reading, write, writing
+from rlhf.feedback.store.database import open_engine, reading, write, writing
 from rlhf.feedback.store.events import Event, keep_events
-from rlhf.feedback.store.judging import current_judgments, keep_judgment, own_assignment, take_back_last
+from rlhf.feedback.store.judgments import current_judgments, keep_judgment, own_assignment, take_back_last
+from rlhf.feedback.store.labeling_progress import progress_of
 from rlhf.feedback.store.migrate import upgrade
-from rlhf.feedback.store.progress import progress_of
 from rlhf.feedback.store.table_rows import (
     MAX_NUMBER,
     as_json,

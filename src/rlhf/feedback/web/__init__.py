@@ -11,6 +11,6 @@ require_all(
 
 from rlhf.feedback.web.app import create_annotation_app  # noqa: E402 (only where the packages are there)
 from rlhf.feedback.web.auth import invitation_link  # noqa: E402
-from rlhf.feedback.web.settings import WebSettings  # noqa: E402
+from rlhf.feedback.web.server_settings import WebSettings  # noqa: E402
 
 __all__ = ["WebSettings", "create_annotation_app", "invitation_link"]

@@ -17,7 +17,7 @@ from rlhf.feedback.store.values import KeyTakenError
 from rlhf.feedback.web import dashboard, events, pages, people, sign_in
 from rlhf.feedback.web.auth import Gate, NotSignedIn, guard
 from rlhf.feedback.web.security_middleware import ROOT, Shield, log
-from rlhf.feedback.web.settings import WebSettings, signing_key
+from rlhf.feedback.web.server_settings import WebSettings, signing_key
 from rlhf.feedback.web.sign_in import error_page
 
 HERE = Path(__file__).parent

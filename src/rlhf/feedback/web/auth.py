@@ -34,7 +34,7 @@ from starlette.exceptions import HTTPException
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.feedback.store import PreferenceStore, access
-from rlhf.feedback.web.settings import WebSettings, signing_key
+from rlhf.feedback.web.server_settings import WebSettings, signing_key
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"

@@ -26,7 +26,7 @@ from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_
 from rlhf.feedback.statistics import Findings, findings_of
 from rlhf.feedback.store import Judgment, PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import Skipped
-from rlhf.feedback.store.engine import reading
+from rlhf.feedback.store.database import reading
 from rlhf.feedback.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
 from rlhf.feedback.web.pages import page

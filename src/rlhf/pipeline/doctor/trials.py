@@ -16,7 +16,7 @@ from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model, score
 from rlhf.native.compiled_mode import in_c
-from rlhf.rewards.process import FunctionProcess
+from rlhf.rewards.function_process import FunctionProcess
 from rlhf.rewards.worker import CallError
 from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.fused_selection import FusedChoice
@@ -142,7 +142,7 @@ def try_worker() -> WorkerTrial:
     """Start a reward worker, have it answer, then have another hang and see it die."""
     arguments = {"prompts": ["p"], "completions": ["four"]}
     began = time.monotonic()
-    process = FunctionProcess("rlhf.pipeline.doctor.answers:length")
+    process = FunctionProcess("rlhf.pipeline.doctor.trial_rewards:length")
     try:
         answered = process.call(arguments, timeout_seconds=30.0) == [4.0]
         seconds = time.monotonic() - began
@@ -150,7 +150,7 @@ def try_worker() -> WorkerTrial:
         return WorkerTrial(answered=False, killed=False, seconds=time.monotonic() - began, reason=str(err))
     finally:
         process.close()
-    hanging = FunctionProcess("rlhf.pipeline.doctor.answers:never")
+    hanging = FunctionProcess("rlhf.pipeline.doctor.trial_rewards:never")
     killed = False
     try:
         hanging.call(arguments, timeout_seconds=HANG_SECONDS)

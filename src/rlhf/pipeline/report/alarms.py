@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.formatting import mapping, number, percentage, plain_number, signed_number
-from rlhf.pipeline.report.data import RunRecord, StageRecord
+from rlhf.pipeline.report.run_data import RunRecord, StageRecord
 
 GUARDS = {
     "kl": "KL",

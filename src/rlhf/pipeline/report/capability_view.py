@@ -7,8 +7,8 @@ from typing import Any
 
 from rlhf.evaluation.decision import Decision
 from rlhf.formatting import mapping, number
-from rlhf.pipeline.report.data import StageRecord
 from rlhf.pipeline.report.plots import ALARM, MUTED, ONE, ForestRow, Panel, forest_panel
+from rlhf.pipeline.report.run_data import StageRecord
 
 TONES = {Decision.PASS: "good", Decision.FAIL: "bad", Decision.UNDECIDED: "unknown"}
 COLORS = {Decision.PASS: ONE, Decision.FAIL: ALARM, Decision.UNDECIDED: MUTED}

@@ -10,9 +10,9 @@ from typing import Any
 
 from rlhf.files import write_text
 from rlhf.formatting import mapping, plain_number
-from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run, sorted_points
 from rlhf.pipeline.report.page import environment
 from rlhf.pipeline.report.plots import ONE, TWO, Panel, Series, line_panel, reuse_plots
+from rlhf.pipeline.report.run_data import RunRecord, StageRecord, read_run, sorted_points
 from rlhf.pipeline.report.views import PANELS, curves_of
 from rlhf.pipeline.report.words import headline
 from rlhf.pipeline.run_comparison import RunComparison, compare_runs, words_for

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf.formatting import mapping, number
-from rlhf.pipeline.report.data import StageRecord
+from rlhf.pipeline.report.run_data import StageRecord
 
 TONES = {"pass": "good", "fail": "bad", "undecided": "unknown"}
 TITLES = {

@@ -19,9 +19,9 @@ from rlhf.formatting import mapping
 from rlhf.pipeline.kinds import REWARD_MODEL
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report.capability_view import capabilities_view
-from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.report.gate_view import gate_view, registry_views
 from rlhf.pipeline.report.plots import reuse_plots
+from rlhf.pipeline.report.run_data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.report.template_cache import kept_templates
 from rlhf.pipeline.report.views import (
     changes_view,

@@ -11,7 +11,6 @@ from rlhf.data.message_text import counted
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
 from rlhf.formatting import mapping, number, plain_number, shares_of_100
 from rlhf.pipeline.report.alarms import alarm_steps
-from rlhf.pipeline.report.data import RunRecord, StageRecord, sorted_points
 from rlhf.pipeline.report.plots import (
     MUTED,
     ONE,
@@ -23,6 +22,7 @@ from rlhf.pipeline.report.plots import (
     line_panel,
     sureness_panel,
 )
+from rlhf.pipeline.report.run_data import RunRecord, StageRecord, sorted_points
 
 CURVE_POINTS = 60
 """Of a fitted line."""

@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 
 from rlhf.evaluation.verdict import Tone, Verdict
 from rlhf.formatting import duration, formatted, interval, mapping, number, percentage, plain_number, signed_number
-from rlhf.pipeline.report.data import RunRecord, StageRecord
 from rlhf.pipeline.report.gate_view import gate_view
+from rlhf.pipeline.report.run_data import RunRecord, StageRecord
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started but did not finish", "stopped": "was stopped"}
 

@@ -19,8 +19,8 @@ from typing import Any
 from rlhf.config.gates import GateStage
 from rlhf.errors import GateError, ModelError, UndecidedGateError
 from rlhf.evaluation.decision import Decision
-from rlhf.evaluation.gates.evidence import FILE, SCHEMA, read_evidence
 from rlhf.evaluation.gates.gate import decide
+from rlhf.evaluation.gates.gate_file import FILE, SCHEMA, read_evidence
 from rlhf.files import write_json
 from rlhf.models.folders import write_folder_aside
 from rlhf.models.sources import EMBEDDED, embedded_folder

@@ -39,7 +39,7 @@ from rlhf.pipeline.stages.judging import open_judge
 from rlhf.rollout.engines import build_engine
 from rlhf.training.log import EVENTS, read_jsonl
 from rlhf.training.monitoring.guard_rules import WATCHES
-from rlhf.training.monitoring.hacking.table import DETECTORS
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 
 NO_RECORD = "no rlhf run recorded how it was trained"
 
@@ -61,7 +61,7 @@ def measure_contenders(stage: GateStage, at: StageContext, contenders: Contender
         stage: Its settings.
         at: Where it works.
         contenders: The models.
-        folder: Of the candidate, beside which lies the record of who made it.
+        folder: Of the candidate, next to which is the record of who made it.
     """
     missing: dict[str, str] = {}
     metrics = _metrics(stage, at, contenders)

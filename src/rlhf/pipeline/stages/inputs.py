@@ -14,7 +14,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset, SFTDataset, TokenizedDataset
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
-from rlhf.data.report import left_out
+from rlhf.data.row_report import left_out
 from rlhf.data.verifiable import count_unverifiable
 from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space

@@ -25,6 +25,6 @@ file.
 from __future__ import annotations
 
 from rlhf.pipeline.validate.check import check_quickly, find_problems, validate_file, validate_recipe
-from rlhf.pipeline.validate.problems import Problem, Validation
+from rlhf.pipeline.validate.review import Problem, Validation
 
 __all__ = ["Problem", "Validation", "check_quickly", "find_problems", "validate_file", "validate_recipe"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf.config.assets import missing_assets, no_assets
-from rlhf.pipeline.validate.problems import Problem, Review
+from rlhf.pipeline.validate.review import Problem, Review
 
 
 def tell_missing_assets(review: Review) -> None:

@@ -20,9 +20,9 @@ from rlhf.pipeline.validate.first_rows import check_first_rows
 from rlhf.pipeline.validate.functions import check_functions
 from rlhf.pipeline.validate.input_paths import check_places
 from rlhf.pipeline.validate.own_code import check_own_code
-from rlhf.pipeline.validate.problems import Problem, Review, Validation
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources
+from rlhf.pipeline.validate.review import Problem, Review, Validation
 from rlhf.pipeline.validate.row_cache import QUICK_ROWS
 from rlhf.pipeline.validate.settings import check_settings
 

@@ -13,7 +13,7 @@ from rlhf.data.expand import prompt_of
 from rlhf.data.verifiable import is_verifiable
 from rlhf.errors import DataError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import RowsFound, read_once, why_unread
 
 SHOWN = 3

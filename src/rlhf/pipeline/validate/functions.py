@@ -19,7 +19,7 @@ from rlhf.config.stages import PolicyStage, PreferencesStage, Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rows_inputs
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import read_once
 
 IMPORT_SECONDS = 60.0

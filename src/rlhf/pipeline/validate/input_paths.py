@@ -34,7 +34,7 @@ from rlhf.pipeline.validate.inputs import (
     root_model,
     rows_inputs,
 )
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.weights import PROCESS_SETTINGS, ModelFacts, read_model_folder, tokenizer_problem
 
 

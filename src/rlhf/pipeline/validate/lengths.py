@@ -15,13 +15,13 @@ from rlhf.config.stages import (
 )
 from rlhf.data.contracts import Row
 from rlhf.data.message_text import counted
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.tokenization import tokenization
 from rlhf.errors import DataError, ModelError
 from rlhf.models.sources import EMBEDDED
 from rlhf.pipeline.validate.input_paths import facts_of, local_folder
 from rlhf.pipeline.validate.inputs import is_of_stage, policies, root_model, rows_inputs
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import RowsFound, read_once
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rlhf.config.formulas import Formula
 from rlhf.config.rewards import rewards_of
 from rlhf.errors import did_you_mean
 from rlhf.pipeline.code_hash import PACKAGE, ROOT, file_of_module, source_of_name
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 INSIDE = f"{PACKAGE}."
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign

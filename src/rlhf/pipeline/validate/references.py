@@ -15,7 +15,7 @@ from rlhf.pipeline.validate.inputs import (
     reward_models,
     rows_inputs,
 )
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 
 def check_references(review: Review) -> None:

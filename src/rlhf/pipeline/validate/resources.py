@@ -28,7 +28,7 @@ from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.lock import busy, is_locked
 from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import policies
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 GIB = 1 << 30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}

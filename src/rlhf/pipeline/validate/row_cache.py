@@ -16,7 +16,7 @@ from rlhf.data.read import NoUsableRowError, RowStream
 from rlhf.data.sources import Part, open_source
 from rlhf.errors import RLHFError
 from rlhf.pipeline.validate.inputs import is_hub_name, is_of_stage, is_rows_name
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 MAX_ROWS = 20_000
 """Most rows read per source; of a larger one only the first rows are read, which the review reports."""

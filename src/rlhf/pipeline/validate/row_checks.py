@@ -16,7 +16,7 @@ from rlhf.errors import DataError
 from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.lengths import check_lengths, check_models
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import MAX_ROWS, RowsFound, read_once
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 
@@ -86,11 +86,13 @@ def _check_held_out(review: Review, stage: PolicyStage, found: RowsFound) -> Non
     count, wanted = len(found.rows), (stage.hacking or HackingConfig()).num_prompts
     if stage.judge is None or not found.complete or count >= wanted:
         return
-    told = f"There are {counted(count, 'held-out prompt')} for the judge"
+    counted_prompts = f"There are {counted(count, 'held-out prompt')} for the judge"
     if count < MIN_HELD_OUT:
-        review.error("eval_prompts", f"{told}; give at least {MIN_HELD_OUT}, better {wanted:,}.")
+        review.error("eval_prompts", f"{counted_prompts}; give at least {MIN_HELD_OUT}, better {wanted:,}.")
     else:
-        review.warn("eval_prompts", f"{told}, fewer than {wanted:,}: its detectors see less, and err more often.")
+        review.warn(
+            "eval_prompts", f"{counted_prompts}, fewer than {wanted:,}: its detectors see less, and err more often."
+        )
 
 
 def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:

@@ -25,7 +25,7 @@ from rlhf.native.library import compiler, why_no_compiler
 from rlhf.pipeline.validate.independence import find_leakage, find_shared_judge
 from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import policies
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 
 LARGE_BETA = 100
 SMALL_BETA = 1000

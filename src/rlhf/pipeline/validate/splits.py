@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.stages import DistillStage, OfflineStage
 from rlhf.data.contracts import Row
 from rlhf.data.expand import prompt_key
-from rlhf.data.report import TokenizationReport
+from rlhf.data.row_report import TokenizationReport
 from rlhf.data.split import held_out_numbers
 from rlhf.data.tokenization import tokenization
 from rlhf.errors import ConfigError, DataError
 from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import rows_inputs
 from rlhf.pipeline.validate.lengths import tokenizer_of
-from rlhf.pipeline.validate.problems import Review
+from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import RowsFound, read_once
 
 if TYPE_CHECKING:

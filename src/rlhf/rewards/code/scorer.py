@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rlhf.config.rewards import CodeRewardConfig
 from rlhf.data.contracts import Prompt
+from rlhf.rewards.checked_values import refuse
 from rlhf.rewards.code.cases import Case, TestsError, cases_of
 from rlhf.rewards.code.sandbox import Isolation, Limits, Sandbox
 from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult
-from rlhf.rewards.verdicts import refuse
-from rlhf.rewards.verifiers.judging import reference_of, result
+from rlhf.rewards.verifiers.scored_verdicts import reference_of, result
 from rlhf.rewards.worker import Failure
 
 _FENCED = re.compile(

@@ -16,12 +16,12 @@ from rlhf.config.rewards import (
 )
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, require
-from rlhf.rewards.process import START_SECONDS, FunctionProcess
+from rlhf.rewards.checked_values import refuse
+from rlhf.rewards.function_process import START_SECONDS, FunctionProcess
 from rlhf.rewards.types import CompletionLike, Notify, OnError, RewardContext, ScoreResult
-from rlhf.rewards.verdicts import refuse
 from rlhf.rewards.verifiers import exact, json_answer, math_answer, numeric, pattern
 from rlhf.rewards.verifiers.answers import BadReferenceError, Verdict
-from rlhf.rewards.verifiers.judging import reference_of, result
+from rlhf.rewards.verifiers.scored_verdicts import reference_of, result
 from rlhf.rewards.worker import CallError, Failure
 
 logger = logging.getLogger(__name__)

@@ -244,11 +244,28 @@ def test_every_leaf_of_the_sections_is_answered(tmp_path):
         ("training: {method: grpo}\ngeneration: {num_return_sequences: 4}", "grpo", {"group_size": 4}),
         ("model: {name: gpt2}\ntraining: {num_epochs: 1}", "sft", {"epochs": 1}),
         ("ppo: {kl_penalty_method: adaptive, target_kl: 6, kl_coef: 0.2}", "ppo", {"stop_at_kl": None}),
+        ("ppo: {steps: 7, lam: 0.9, share_value_network: true}", "ppo", {"rollouts": 7, "value_model": "shared"}),
+        ("model: {name: m}\ndataset: {num_workers: 3, train_size: 0.8}", "sft", {"data_workers": 3, "eval_frac": 0.2}),
+        (
+            "model: {name: m}\noptimization: {lr: 1e-4, min_lr: 1e-5, beta2: 0.98}",
+            "sft",
+            {"min_learning_rate_frac": 0.1},
+        ),
+        ("model: {name: m}\noptimization: {beta1: 0.8, epsilon: 1e-6}", "sft", {"betas": (0.8, 0.999), "eps": 1e-6}),
+        # names that only TRL and transformers have, below any section
+        ("grpo: {num_iterations: 2, epsilon: 0.1}", "grpo", {"epochs_per_rollout": 2, "clip_low": 0.1}),
+        ("model: {name: m}\ntraining: {neftune_noise_alpha: 5}", "sft", {"neftune_alpha": 5}),
     ],
 )
 def test_sections_one_at_a_time(tmp_path, text, kind, settings):
     stage = RecipeConfig.of(convert_file(written(tmp_path, text, "x.yaml")).tree).stages[kind]
     assert {key: getattr(stage, key) for key in settings} == settings
+
+
+def test_a_flag_that_is_switched_off_is_the_flag(tmp_path):
+    found = convert_file(written(tmp_path, "python dpo.py --model_name_or_path m --no_gradient_checkpointing", "x.sh"))
+    assert "gradient_checkpointing" not in found.tree["stages"]["dpo"]["model"]
+    assert [line.value for line in found.lines if line.key == "gradient_checkpointing"] == [False]
 
 
 def test_an_unknown_value_is_named_with_those_that_are_known(tmp_path):

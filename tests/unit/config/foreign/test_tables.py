@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from rlhf.config.foreign import convert, guide, openrlhf
+from rlhf.config.foreign.foreign_files import Source
+from rlhf.config.foreign.key_table import TOP, Reason, To
 from rlhf.config.foreign.layouts import GUIDE, LAYOUTS, OPENRLHF, TRL
-from rlhf.config.foreign.read import Source
-from rlhf.config.foreign.table import TOP, Reason, To
 from rlhf.config.foreign_keys import OF_RLHF_CONFIG, OTHERS
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import BY_KIND

@@ -9,8 +9,8 @@ import pytest
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.decision import Decision, Ruling
-from rlhf.evaluation.gates.evidence import SCHEMA, read_evidence, replay
 from rlhf.evaluation.gates.gate import NOT_COMPARED, decide
+from rlhf.evaluation.gates.gate_file import SCHEMA, read_evidence, replay
 from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, StageAlarms
 from tests.fixtures.gate_records import measured, metric, required, suite, suite_run, values
 

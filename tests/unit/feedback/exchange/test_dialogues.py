@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.data.formats import parse_row
+from rlhf.data.row_kinds import parse_row
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import FORMATS, detect, read_as, write_pairs
 from rlhf.feedback.exchange.dialogues import to_openai, to_sharegpt

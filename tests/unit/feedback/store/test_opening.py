@@ -18,7 +18,7 @@ from alembic import command
 from rlhf.errors import ConfigError, StorageError
 from rlhf.feedback.store import PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
-from rlhf.feedback.store.engine import open_engine, writing
+from rlhf.feedback.store.database import open_engine, writing
 from rlhf.feedback.store.migrate import alembic_config
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from rlhf.errors import DataError
 from rlhf.feedback.store import PreferenceStore, Task, TaskKind
 from rlhf.feedback.store.assign import AssignmentRules
-from rlhf.feedback.store.engine import reading, wait_for_turn, writing
+from rlhf.feedback.store.database import reading, wait_for_turn, writing
 from rlhf.feedback.store.tables import AssignmentRow, JudgmentRow
 from rlhf.feedback.store.values import Response, Submission
 

@@ -13,7 +13,7 @@ from rlhf.errors import DataError
 from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
 from rlhf.feedback.store.assign import give_back
-from rlhf.feedback.store.engine import reading, wait_for_turn, writing
+from rlhf.feedback.store.database import reading, wait_for_turn, writing
 from rlhf.feedback.store.record import Recorded, record_judgments
 from rlhf.feedback.store.tables import DONE, OPEN, AssignmentRow, JudgmentRow
 from tests.fixtures.annotation_site import pair

@@ -16,10 +16,10 @@ from itsdangerous import URLSafeTimedSerializer
 
 from rlhf.errors import ConfigError, DataError, StorageError
 from rlhf.feedback.store import PreferenceStore, access
-from rlhf.feedback.store.engine import reading, writing
+from rlhf.feedback.store.database import reading, writing
 from rlhf.feedback.store.tables import SettingRow
 from rlhf.feedback.web import auth, invitation_link
-from rlhf.feedback.web.settings import KEY_BYTES, WebSettings, key_file, signing_key
+from rlhf.feedback.web.server_settings import KEY_BYTES, WebSettings, key_file, signing_key
 from tests.fixtures.annotation_site import KEY, PERSON, Site
 
 PASSWORD = "correct horse battery"

@@ -8,7 +8,7 @@ import json
 import pytest
 import sqlalchemy as sa
 
-from rlhf.feedback.store.engine import reading
+from rlhf.feedback.store.database import reading
 from rlhf.feedback.store.tables import OPEN, AssignmentRow
 from rlhf.feedback.web.auth import invitation_link
 from tests.fixtures.annotation_site import KEY, PERSON, Site, pair

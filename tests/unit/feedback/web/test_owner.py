@@ -14,7 +14,7 @@ from tests.fixtures.annotation_site import PERSON, pair
 def num_open(store):
     import sqlalchemy as sa
 
-    from rlhf.feedback.store.engine import reading
+    from rlhf.feedback.store.database import reading
     from rlhf.feedback.store.tables import AssignmentRow
 
     with reading(store.engine) as session:

@@ -15,8 +15,8 @@ from rlhf.config.hacking import HackingConfig
 from rlhf.formatting import signed_number
 from rlhf.pipeline.report import write_report
 from rlhf.pipeline.report.alarms import GUARDS, MAX_SAMPLES, SHOWN, alarm_views
-from rlhf.pipeline.report.data import read_run
 from rlhf.pipeline.report.page import SECTIONS, render
+from rlhf.pipeline.report.run_data import read_run
 from rlhf.training.log import TrainingLogger
 from rlhf.training.monitoring.guards import Guards
 

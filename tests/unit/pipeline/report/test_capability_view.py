@@ -7,8 +7,8 @@ import json
 import pytest
 
 from rlhf.pipeline.report.capability_view import capabilities_view
-from rlhf.pipeline.report.data import StageRecord, read_run
 from rlhf.pipeline.report.page import render
+from rlhf.pipeline.report.run_data import StageRecord, read_run
 from tests.fixtures.run_folder import write_run
 
 

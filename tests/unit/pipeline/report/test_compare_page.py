@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.pipeline.report.compare_page import render_comparison, sample_pairs, shared_panels, write_comparison
-from rlhf.pipeline.report.data import RunRecord, StageRecord, read_run
+from rlhf.pipeline.report.run_data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.run_comparison import compare_runs
 from tests.fixtures.run_folder import write_run
 

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from rlhf.pipeline.report.data import StageRecord, read_run
 from rlhf.pipeline.report.gate_view import gate_view, registry_views
 from rlhf.pipeline.report.page import render
+from rlhf.pipeline.report.run_data import StageRecord, read_run
 from rlhf.pipeline.report.words import headline
 from tests.fixtures.run_folder import write_run
 

@@ -21,9 +21,9 @@ from rlhf.evaluation.records import KL
 from rlhf.formatting import percentage
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.report import plots, write_report
-from rlhf.pipeline.report.data import StageRecord, read_run, sorted_points
 from rlhf.pipeline.report.page import render
 from rlhf.pipeline.report.plots import Panel
+from rlhf.pipeline.report.run_data import StageRecord, read_run, sorted_points
 from rlhf.pipeline.report.views import stage_curves
 from rlhf.pipeline.report.words import codes, headline
 from rlhf.training.log import TrainingLogger

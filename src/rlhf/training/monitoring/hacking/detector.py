@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from rlhf.config.hacking import HackingConfig
 from rlhf.errors import ConfigError, check_type
 from rlhf.training.monitoring.guards import repetition
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 from rlhf.training.monitoring.hacking.observations import (
     Array,
     Detection,
@@ -21,7 +22,6 @@ from rlhf.training.monitoring.hacking.observations import (
     words_of,
 )
 from rlhf.training.monitoring.hacking.repetition_share import longest_repeated_block
-from rlhf.training.monitoring.hacking.table import DETECTORS
 
 HORIZON = 50
 """Evaluations that a run is planned with where nobody says how many."""

@@ -11,7 +11,7 @@ import pytest
 from rlhf import RewardHackingDetector
 from rlhf.config.hacking import HackingConfig
 from rlhf.errors import ConfigError
-from rlhf.training.monitoring.hacking.table import DETECTORS
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 
 EVERYTHING = {
     "action": "warn",

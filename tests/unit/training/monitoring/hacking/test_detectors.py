@@ -11,10 +11,10 @@ from rlhf.config.hacking import HackingConfig
 from rlhf.errors import ConfigError
 from rlhf.training.monitoring.guards import repetition
 from rlhf.training.monitoring.hacking.detector import RewardHackingDetector
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 from rlhf.training.monitoring.hacking.observations import HeldOutObservation, RolloutObservation, words_of
 from rlhf.training.monitoring.hacking.repetition_share import longest_repeated_block
 from rlhf.training.monitoring.hacking.slopes import mean_t, prompt_slopes
-from rlhf.training.monitoring.hacking.table import DETECTORS
 from rlhf.training.monitoring.hacking.win_rate_drop import WinRateDrop, win_shares
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hacking_detectors import HACK_STEP, HACKS, HEALTHY, LOOKS_AT_ROLLOUTS, exact_interval, main, simulate
-from rlhf.training.monitoring.hacking.table import DETECTORS
+from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 
 PAGE = Path(__file__).parents[5] / "docs" / "results" / "hacking-detectors.md"
 ACTING = {"judge_slope", "win_rate_drop", "repetition_share"}

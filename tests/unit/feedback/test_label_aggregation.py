@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlhf.errors import ConfigError
-from rlhf.feedback.aggregation import dawid_skene, majority_vote
 from rlhf.feedback.agreement import Labels
+from rlhf.feedback.label_aggregation import dawid_skene, majority_vote
 from rlhf.feedback.simulate import crowd
 
 

@@ -5,10 +5,10 @@ import pytest
 from rlhf.allocator import KERNELS, PRIMITIVES
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.rollout.run import SamplingRun
+from rlhf.rollout.continuous_batching import SamplingRun
 from rlhf.scale import warm
 from rlhf.scale.machine import Machine
-from rlhf.scale.sampling import Rollouts, SamplingProbe, row_counts
+from rlhf.scale.sampling_costs import Rollouts, SamplingProbe, row_counts
 from tests.unit.scale.test_probe import HERE, shape
 
 PROMPTS = [Prompt(str(i), list(range(8)), "") for i in range(4)]

@@ -90,12 +90,12 @@ def flattened(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 
 def _sure(layout: Layout, keys: Mapping[str, Any], source: str) -> Layout:
-    known = [key for key in keys if layout.knows(key)]
+    known = [key for key in keys if any(each is not None and each.knows(key) for each in (layout, layout.fallback))]
     if len(known) < max(1, LEAST_KNOWN * len(keys)):
         strange = ", ".join([key for key in keys if key not in known][:5])
         raise ConfigError(
-            f"{source} has a layout that is not known: {len(known)} of its {len(keys)} keys are {layout.title}'s, and not {strange}. What "
-            f"{NOT_KNOWN}."
+            f"{source} has a layout that is not known: {len(known)} of its {len(keys)} keys are known ({layout.title}), and not {strange}. "
+            f"What {NOT_KNOWN}."
         )
     return layout
 
@@ -158,7 +158,7 @@ def _program_at(words: list[str]) -> int | None:
 
 
 def flags(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """(name with underscores, value) of every flag; true for one without a value, a list for several."""
+    """(name with underscores, value) of every flag; true for one without a value, false for `--no_NAME`, a list for several."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -171,7 +171,11 @@ def flags(words: list[str]) -> Iterator[tuple[str, Any]]:
             values.append(words[at])
             at += 1
         typed = [_typed(value) for value in values]
-        yield name.replace("-", "_"), True if not typed else typed[0] if len(typed) == 1 else typed
+        name = name.replace("-", "_")
+        if not typed and name.startswith("no_") and not any(layout.knows(name) for layout in LAYOUTS.values()):
+            yield name.removeprefix("no_"), False  # as transformers' parser of flags has it
+        else:
+            yield name, True if not typed else typed[0] if len(typed) == 1 else typed
 
 
 def _typed(text: str) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from rlhf.data.contracts import Prompt
 from rlhf.data.verifiable import is_verifiable
 from rlhf.errors import did_you_mean
+from rlhf.rewards.checked_values import refuse
 from rlhf.rewards.types import CompletionLike, OnError, ScoreResult
-from rlhf.rewards.verdicts import refuse
 from rlhf.rewards.worker import OURS, Failure
 
 NO_REFERENCE = Failure(

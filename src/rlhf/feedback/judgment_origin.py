@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Judgment, Row, RowError, Text
-from rlhf.data.formats import ALIASES, COLUMNS
 from rlhf.data.message_text import describe
+from rlhf.data.row_kinds import ALIASES, COLUMNS
 from rlhf.feedback.items import ItemJudgment
 from rlhf.feedback.store.values import Task, TaskKind
 

@@ -22,8 +22,8 @@ from rlhf.config.training import Autocast
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.models.score import ScorePath, base_model
+from rlhf.rollout.continuous_batching import COMPACT_FRAC
 from rlhf.rollout.local import LocalEngine
-from rlhf.rollout.run import COMPACT_FRAC
 from rlhf.scale.heap import resident_growth, used_bytes
 from rlhf.scale.machine import Machine
 from rlhf.scale.memory import passes_kept
@@ -52,7 +52,7 @@ class Rollouts:
 
 def row_counts(lengths: Sequence[int]) -> list[int]:
     """Rows in the model at each step of a rollout, the first token's left out: rows that ended leave together, once they are
-    ``COMPACT_FRAC`` of all. See ``rlhf.rollout.run.SamplingRun``.
+    ``COMPACT_FRAC`` of all. See ``rlhf.rollout.continuous_batching.SamplingRun``.
 
     Args:
         lengths: Tokens of each completion.

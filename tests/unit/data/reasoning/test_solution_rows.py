@@ -7,10 +7,10 @@ import random
 import pytest
 
 from rlhf.data.contracts import StepwiseRow, UnpairedRow
-from rlhf.data.formats import parse_row
 from rlhf.data.reasoning import label_completions, outcome_row, parse_problem, stepwise_row, verify
 from rlhf.data.reasoning.problems import draw_problem
 from rlhf.data.reasoning.traces import CORRUPTED, write_trace
+from rlhf.data.row_kinds import parse_row
 from rlhf.errors import ConfigError, DataError
 
 PROMPT = "9a+6b*9c-4:"

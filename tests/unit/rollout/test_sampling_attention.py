@@ -7,7 +7,7 @@ from torch import nn
 
 from rlhf.models.attention import AttentionSettings
 from rlhf.rollout.cache import Buffer, KVCache
-from rlhf.rollout.layouts import DecodeLayout, PrefillLayout, _filled
+from rlhf.rollout.sampling_attention import DecodeLayout, PrefillLayout, _filled
 
 pytestmark = pytest.mark.numeric
 
@@ -46,7 +46,7 @@ def expected_attention(query, keys, values, settings: AttentionSettings, positio
 )
 @pytest.mark.parametrize("room", [6, 12], ids=["the ring turns and grows", "it turns"])
 def test_every_row_sees_its_prompt_and_itself_while_rows_and_prompts_come_and_go(settings, room, monkeypatch):
-    monkeypatch.setattr("rlhf.rollout.layouts.GROW_BLOCK", 3)
+    monkeypatch.setattr("rlhf.rollout.sampling_attention.GROW_BLOCK", 3)
     generator = torch.Generator().manual_seed(0)
 
     def random(rows: int, heads: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from rlhf.feedback.store.assign import AssignmentRules
-from rlhf.feedback.store.engine import reading
+from rlhf.feedback.store.database import reading
 from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
 from rlhf.feedback.store.values import Progress
 

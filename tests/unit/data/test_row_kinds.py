@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rlhf.data.contracts import Kind, RowError
-from rlhf.data.formats import parse_row, split_implicit_prompt
 from rlhf.data.plans import PREFERENCE, SFT
+from rlhf.data.row_kinds import parse_row, split_implicit_prompt
 
 USER = {"role": "user", "content": "hi"}
 GOOD = {"role": "assistant", "content": "hello"}

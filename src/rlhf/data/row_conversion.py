@@ -20,7 +20,7 @@ from rlhf.data.expand import (
 )
 from rlhf.data.message_text import counted
 from rlhf.data.read import ReadOptions, read_or_list_bad_rows
-from rlhf.data.report import bad_row_lines
+from rlhf.data.row_report import bad_row_lines
 from rlhf.data.sources import Source, file_format, source_name
 from rlhf.data.write import write_rows
 from rlhf.errors import ConfigError, DataError, look_up

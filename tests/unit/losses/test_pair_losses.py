@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import ConfigError
-from rlhf.losses.pairs import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
+from rlhf.losses.pair_losses import MARGIN_LOSSES, PAIR_LOSSES, WHOLE_STEP_LOSSES
 from rlhf.losses.preference import dpo_loss
 from rlhf.losses.segments import segment_sum, split_pairs
 from tests.unit.losses.helpers import (

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Engine
 from rlhf.config.base import BaseConfig
 from rlhf.errors import ConfigError, StorageError
 from rlhf.feedback.store import access
-from rlhf.feedback.store.engine import close_to_others, place_of
+from rlhf.feedback.store.database import close_to_others, place_of
 from rlhf.files import fsync, storage_errors
 
 ADDRESS = "address"
