@@ -138,7 +138,7 @@ def evaluate_policies(
             "proxy_cuts": cuts_told(proxy, whom="the reward model") if proxy else [],
         },
         win_rate=win_rate(after.judged.scores, before.judged.scores, units, tie_band),
-        changes=changes_between(before, after, units, seed=seed),
+        changes=changes_between(before, after, units),
         kl=kl,
         samples=choose_samples(prompts, before, after, tie_band=tie_band),
         reward_model=judge_reward_model(reward_model, pairs, seed=seed) if reward_model and pairs else None,

@@ -1,9 +1,9 @@
 """Numbers over independent units (prompts, pairs, texts): the value, its interval, and the difference from another.
 
-Four kinds, by what can be resampled:
+Four kinds, by what can be resampled (quantiles are in ``quantiles``):
 
     MeanStatistic       the mean of one value for each unit                   t interval, for shares Wilson with n_eff
-    ResampledStatistic  a function of sums or of all values (ratios, medians) percentile bootstrap over units
+    ResampledStatistic  a function of sums (ratios)                           bootstrap over units
     CorpusStatistic     a function of the set of texts (distinct words, BLEU) delete-a-group jackknife
     MissingStatistic    nothing, with the reason
 
@@ -28,7 +28,7 @@ from rlhf.evaluation.intervals import (
     Estimate,
     bootstrap_interval,
     mean_interval,
-    paired_bootstrap,
+    paired_difference,
     share_interval,
 )
 from rlhf.seeds import derive_seed
@@ -126,13 +126,13 @@ class MeanStatistic(Statistic):
         return Moments(float(known.mean()), math.sqrt(spread / n), n - 1)
 
     def gain(self, before: Statistic, *, seed: int = 0) -> Estimate:
-        """Paired bootstrap over the units that both have."""
+        """``paired_difference`` over the units that both have."""
         if not isinstance(before, MeanStatistic) or before.num_units != self.num_units:
             return Estimate.missing(NOT_COMPARABLE)
         both = np.isfinite(self.values) & np.isfinite(before.values)
         if not both.any():
             return Estimate.missing(self.reason)
-        return paired_bootstrap(before.values[both], self.values[both], seed=seed)
+        return paired_difference(before.values[both], self.values[both], shares=self.share and before.share)
 
     @property
     def _known(self) -> Array:
@@ -142,7 +142,7 @@ class MeanStatistic(Statistic):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResampledStatistic(Statistic):
-    """A function of the rows of all units, such as a ratio of sums or a median."""
+    """A smooth function of the rows of all units, such as a ratio of sums."""
 
     rows: Array
     """[U, k] finite."""
@@ -155,7 +155,7 @@ class ResampledStatistic(Statistic):
         return len(self.rows)
 
     def estimate(self, *, seed: int = 0) -> Estimate:
-        """Percentile bootstrap over units."""
+        """``bootstrap_interval`` over units."""
         if not self.num_units:
             return Estimate.missing("there was nothing to measure")
         return bootstrap_interval(self.rows, self.function, seed=seed)
@@ -340,10 +340,12 @@ def difference_of(one: Moments, other: Moments) -> tuple[Estimate, float]:
 
 def _around(value: float, left_out: Array, num_units: int) -> Estimate:
     error, freedom = jackknife(left_out)
-    if not math.isfinite(error):
-        reason = (
-            "one unit has no interval" if num_units < 2 else "without some of the texts there is nothing to measure"
-        )
+    if not math.isfinite(error) or error == 0:
+        reason = "without some of the texts there is nothing to measure"
+        if num_units < 2:
+            reason = "one unit has no interval"
+        elif error == 0:
+            reason = "leaving texts out changes nothing, so nothing says how far chance would move it"
         return Estimate(value=value, low=math.nan, high=math.nan, n=num_units, reason=reason)
     half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     return Estimate(value=value, low=value - half, high=value + half, n=num_units)
