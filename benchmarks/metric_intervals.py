@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +10,13 @@ from numpy.typing import NDArray
 from rlhf.evaluation.intervals import Estimate, paired_difference
 from rlhf.evaluation.metrics.equal_length import InterceptStatistic
 from rlhf.evaluation.metrics.quantiles import QuantileStatistic
-from rlhf.evaluation.metrics.unit_statistics import CorpusStatistic, MeanStatistic, ResampledStatistic, difference_of, ratio
+from rlhf.evaluation.metrics.unit_statistics import (
+    CorpusStatistic,
+    MeanStatistic,
+    ResampledStatistic,
+    difference_of,
+    ratio,
+)
 from rlhf.evaluation.ratings.style_control import style_controlled_ratings
 from rlhf.seeds import derive_seed
 
@@ -60,9 +65,9 @@ def per_token(n: int) -> World:
         lengths = np.ceil(rng.lognormal(3, 0.5, size))
         return lengths * 0.02 * lengths**0.2 * rng.gamma(4, 0.25, size), lengths
 
-    return float(np.divide(*map(np.sum, rows(np.random.default_rng(0), 2_000_000)))), lambda rng: ratio(*rows(rng, n)).estimate(
-        seed=int(rng.integers(2**31))
-    )
+    return float(np.divide(*map(np.sum, rows(np.random.default_rng(0), 2_000_000)))), lambda rng: ratio(
+        *rows(rng, n)
+    ).estimate(seed=int(rng.integers(2**31)))
 
 
 def quantile(n: int, num_samples: int, share: float) -> World:
@@ -148,7 +153,11 @@ def styled(n: int) -> World:
 WORLDS: list[tuple[str, Callable[[], World], int]] = [
     *((f"change of a score, n = {n}", lambda n=n: scores_before_and_after(n), 4000) for n in (3, 20, 100)),
     *(
-        (f"change of a share, {d:.0%} of {n} prompts change", lambda n=n, d=d, g=g: solved_before_and_after(n, d, g), 4000)
+        (
+            f"change of a share, {d:.0%} of {n} prompts change",
+            lambda n=n, d=d, g=g: solved_before_and_after(n, d, g),
+            4000,
+        )
         for n in (5, 20, 100, 500)
         for d, g in ((0.15, 0.05), (0.02, -0.02))
     ),

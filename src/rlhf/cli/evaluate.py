@@ -100,10 +100,14 @@ def _show(document: Mapping[str, Any]) -> None:
         ends = interval(after, share)
         if compared:
             numbers = [_text(before, share), _text(after, share), _text(gain, share, signed=True)]
-            ends = interval(gain, share, signed=True) or ends
+            if (
+                number(gain.get("value")) is not None
+            ):  # the value's own interval beside a change would be read as the change's
+                ends = interval(gain, share, signed=True)
         table.add_row(escape(f"{name}{unit}"), *numbers, ends, str(after.get("n", "")))
     out = console()
-    out.print(table, width=max(out.width, TABLE_WIDTH), crop=False)
+    out.width = max(out.width, TABLE_WIDTH)  # a table is cut at the console's width, whatever `print` is told
+    out.print(table, crop=False)
     if compared:
         out.print(
             "The interval is that of the change, paired by prompt, or of the value where there is no change.",
@@ -111,7 +115,7 @@ def _show(document: Mapping[str, Any]) -> None:
         )
     groups = Table(box=None, pad_edge=False)
     for title in ("metric", "group", "value", "95 % interval", "from the rest", "p (Holm)"):
-        groups.add_column(title)
+        groups.add_column(title, no_wrap=True)
     for name, found in mapping(part.get("groups")).items():
         for group, value in found.items():
             p = value.get("p_corrected")
@@ -121,7 +125,10 @@ def _show(document: Mapping[str, Any]) -> None:
                 "" if p is None else f"{p:.3g}",
             )  # fmt: skip
     if groups.row_count:
-        out.print(groups)
+        out.print(groups, crop=False)
+    for name, why in mapping(part.get("ungrouped")).items():
+        if name not in mapping(part.get("missing")):
+            out.print(f"{name}, no groups: {why}", markup=False, highlight=False, soft_wrap=True)
     for name, why in mapping(part.get("missing")).items():
         out.print(f"{name}: {why}", markup=False, highlight=False, soft_wrap=True)
 

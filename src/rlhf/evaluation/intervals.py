@@ -265,7 +265,11 @@ def bootstrap_interval(
     value = float(statistic(rows[None])[0])
     n = len(rows)
     if n < MIN_RESAMPLED:
-        reason = f"{n} of them are too few to draw from; an interval takes {MIN_RESAMPLED}" if n > 1 else "one unit has no interval"
+        reason = (
+            f"{n} of them are too few to draw from; an interval takes {MIN_RESAMPLED}"
+            if n > 1
+            else "one unit has no interval"
+        )
         return _without_ends(value, n, confidence, reason)
     rng = np.random.default_rng(seed)
     at_once = max(1, RESAMPLE_CELLS // rows.size)

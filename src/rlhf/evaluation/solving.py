@@ -139,10 +139,7 @@ def evaluate_solving(
         sides.append(_quantities(found, len(prompts), ks, solved_at))
     before, after = sides[-2:]
     assert after is not None
-    changes = {
-        name: _change(None if before is None else before.get(name), values)
-        for name, values in after.items()
-    }
+    changes = {name: _change(None if before is None else before.get(name), values) for name, values in after.items()}
     return Solving(
         settings={
             "policy": names[0],

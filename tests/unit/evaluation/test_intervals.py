@@ -145,7 +145,7 @@ def test_a_change_of_few_prompts_is_never_certain():
     assert (none.low, none.high) == pytest.approx(np.array([-1, 1]) * 1.96 / math.sqrt(n_eff + 1.96**2), abs=1e-4)
     for value in (0.0, 1.0):
         found = paired_difference(np.full(3, 0.5), np.full(3, 0.5 + value), shares=value == 0)
-        assert not found.high - found.low == 0, "no width would be certainty from three prompts"
+        assert found.high - found.low != 0, "no width would be certainty from three prompts"
     assert "spread" in paired_difference([1.0, 2.0], [2.0, 3.0]).reason
     assert "no interval" in paired_difference([0.0], [1.0], shares=True).reason
 

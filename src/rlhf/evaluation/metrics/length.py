@@ -26,4 +26,3 @@ def length(inputs: MetricInputs) -> Measured:
         },
         about={"limit": inputs.sampling.max_new_tokens},
     )
-

@@ -20,7 +20,7 @@ class QuantileStatistic(Statistic):
     A bootstrap would never go beyond the largest value that was seen: its interval for the 95 % quantile holds the truth in 67 % of runs
     of 20 prompts. Instead, of n independent samples the ones at places l and u in order hold it between them, where
 
-        P(Bin(n, share) < l) <= 2.5 %,   P(Bin(n, share) >= u) <= 2.5 %
+        P(Bin(n, level) < l) <= 2.5 %,   P(Bin(n, level) >= u) <= 2.5 %
 
     With several samples of a unit, n is how many independent ones would vary as much (``share_interval``), and the places are those
     shares of all samples. Sources: David and Nagaraja 2003, "Order Statistics", section 7.1; clusters: Woodruff 1952, "Confidence
@@ -29,7 +29,8 @@ class QuantileStatistic(Statistic):
 
     rows: Array
     """[U, S] samples of each unit."""
-    share: float
+    level: float
+    """Share of the samples that it does not exceed."""
 
     @property
     def num_units(self) -> int:
@@ -39,19 +40,19 @@ class QuantileStatistic(Statistic):
     @property
     def fewest(self) -> int:
         """Units from which on the largest of them lies above the quantile, and the smallest below it, as surely as wanted."""
-        return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(max(self.share, 1 - self.share)))
+        return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(max(self.level, 1 - self.level)))
 
     def estimate(self, *, seed: int = 0) -> Estimate:
         """The quantile; without an interval for fewer units than ``fewest``."""
         if not self.num_units:
             return Estimate.missing("there was nothing to measure")
-        value = float(np.quantile(self.rows, self.share))
+        value = float(np.quantile(self.rows, self.level))
         if self.num_units < self.fewest:
-            reason = f"there are {self.num_units}; the interval of a {self.share:.0%} quantile takes {self.fewest}"
+            reason = f"there are {self.num_units}; the interval of a {self.level:.0%} quantile takes {self.fewest}"
             return Estimate(value=value, low=math.nan, high=math.nan, n=self.num_units, reason=reason)
         n = self._independent(value)
         tail = (1 - CONFIDENCE) / 2
-        first, last = binom.ppf([tail, 1 - tail], n, self.share) + np.array([0, 1])
+        first, last = binom.ppf([tail, 1 - tail], n, self.level) + np.array([0, 1])
         ordered = np.sort(self.rows, axis=None)
         low, high = (ordered[self._place(position / n, len(ordered))] for position in (first, last))
         return Estimate(value=value, low=float(min(low, value)), high=float(max(high, value)), n=self.num_units)
@@ -66,8 +67,8 @@ class QuantileStatistic(Statistic):
         if n < self.fewest:
             return None
         draws = np.random.default_rng(seed).integers(0, n, size=(ERROR_RESAMPLES, n))
-        found = [float(np.quantile(self.rows[draw], self.share)) for draw in draws]
-        return Moments(float(np.quantile(self.rows, self.share)), float(np.std(found, ddof=1)), n - 1)
+        found = [float(np.quantile(self.rows[draw], self.level)) for draw in draws]
+        return Moments(float(np.quantile(self.rows, self.level)), float(np.std(found, ddof=1)), n - 1)
 
     def gain(self, before: Statistic, *, seed: int = 0) -> Estimate:
         """The difference, its interval from those of the two sides; wider than need be where they resemble each other.

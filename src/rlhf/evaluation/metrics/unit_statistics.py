@@ -194,6 +194,9 @@ class CorpusStatistic(Statistic):
     units: tuple[int, ...]
     limits: tuple[float, float] = (-math.inf, math.inf)
     """What the number can be: the interval ends there."""
+    grows: bool = False
+    """Whether more texts of the same kind give another number, as they do of different words among all: then only as many of others
+    compare."""
 
     @property
     def num_units(self) -> int:
@@ -207,7 +210,11 @@ class CorpusStatistic(Statistic):
             return Estimate.missing("the texts are too short or too few to measure it", n=self.num_units)
         found = _around(value, self._left_out(self.function, seed), self.num_units)
         lowest, highest = self.limits
-        return replace(found, low=max(found.low, lowest), high=min(found.high, highest)) if found.measured else found
+        return (
+            replace(found, low=max(found.low, lowest), high=min(found.high, highest))
+            if math.isfinite(found.low)
+            else found
+        )
 
     def subset(self, numbers: Sequence[int]) -> CorpusStatistic:
         """See ``Statistic``."""
@@ -231,7 +238,13 @@ class CorpusStatistic(Statistic):
         value = difference(self.units) if self.units else math.nan
         if not math.isfinite(value):
             return Estimate.missing("one side's texts are too short or too few to measure it", n=self.num_units)
-        return _around(value, self._left_out(difference, seed), self.num_units)
+        found = _around(value, self._left_out(difference, seed), self.num_units)
+        width = self.limits[1] - self.limits[0]
+        return (
+            replace(found, low=max(found.low, -width), high=min(found.high, width))
+            if math.isfinite(found.low)
+            else found
+        )
 
     def _left_out(self, function: Callable[[Sequence[int]], float], seed: int) -> Array:
         """[G] the number without each group; units are dealt to groups at random, so that their order means nothing."""
@@ -283,6 +296,8 @@ class Measured:
     """More numbers of the same metric, such as ``per_token``; users see them as ``kl_divergence/per_token``."""
     over: str = "prompts"
     """What its units are: ``prompts``, ``pairs`` or ``texts``."""
+    places: Sequence[int] | None = None
+    """Which of those each unit is, or belongs to, where they are not all of them in order."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What a reader must know to repeat it: a signature, a classifier, how many values are missing; JSON."""
 
