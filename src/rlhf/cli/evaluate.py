@@ -36,6 +36,7 @@ def evaluate(
     rlhf evaluate MODEL prompts=test.jsonl metrics=[length,toxicity] toxicity_classifier=FOLDER
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=FILE.py:FUNCTION by=topic
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=judge.yaml
+    rlhf evaluate MODEL texts=texts.jsonl
 
     Settings are those of a recipe's stage `evaluate` (rlhf config schema evaluate): prompts, baseline, judge, reward_model, pairs, texts,
     limit, samples_per_prompt, sampling.max_new_tokens ... Without `metrics`, all whose needs are given; docs/evaluation.md explains each.
@@ -69,7 +70,7 @@ def evaluate(
 
 def _default_metrics(stage: Mapping[str, Any]) -> list[str]:
     """All whose needs are among the settings; those that need a column or more samples are asked for by name."""
-    from rlhf.config.metric_table import METRICS, missing_need
+    from rlhf.config.metric_table import METRICS, asks_model, missing_need
 
     given = {name for name, value in stage.items() if value is not None}
     given |= {"ref_model"} if "baseline" in given else set()
@@ -79,7 +80,9 @@ def _default_metrics(stage: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, metric in METRICS.items()
-        if missing_need(metric.needs, frozenset(given)) is None and (many or name not in ("self_bleu", "pass_at_k"))
+        if missing_need(metric.needs, frozenset(given)) is None
+        and (not asks_model(name) or "prompts" in given or not {"texts", "pairs"} & given)
+        and (many or name not in ("self_bleu", "pass_at_k"))
     ]
 
 
