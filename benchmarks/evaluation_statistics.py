@@ -11,18 +11,18 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.metric_intervals import WORLDS, World
 from rlhf.evaluation.decision import Decision, combined
 from rlhf.evaluation.intervals import (
     Estimate,
     clustered_interval,
     mean_interval,
-    paired_bootstrap,
     share_interval,
     share_with_ties_interval,
     wilson_interval,
@@ -94,17 +94,6 @@ def partly_judged(judged: int, tie_frac: float) -> tuple[float, Callable[[Genera
         return share_with_ties_interval(y, num_tied=tied, num_open=400 - tied)
 
     return (1 - tie_frac) * 0.7 + tie_frac / 2, draw
-
-
-def before_and_after(n: int) -> tuple[float, Callable[[Generator], Estimate]]:
-    """Paired scores with a difference of .3."""
-
-    def draw(rng: Generator) -> Estimate:
-        before = rng.normal(0, 3, n)
-        after = before + rng.normal(0.3, 1, n)
-        return paired_bootstrap(before, after, seed=int(rng.integers(2**31)), num_resamples=1000)
-
-    return 0.3, draw
 
 
 def by_prompt(y: Array) -> Estimate:
@@ -200,7 +189,6 @@ def interval_rows(scale: float) -> Iterator[str]:
         *((f"share, n = {n}, {ties:.0%} ties", shares(n, ties), 4000) for n in (20, 50, 200) for ties in (0.0, 0.5, 0.9)),
         *((f"Wilson, n = {n}, no ties", counted(n), 4000) for n in (20, 200)),
         *((f"share, {t:.0%} of 400 known ties, {j} of the others judged", partly_judged(j, t), 4000) for j, t in ((50, 0.5), (150, 0.2))),
-        *((f"paired bootstrap, n = {n}", before_and_after(n), 1500) for n in (20, 100)),
         *((f"clustered mean, 150 prompts of {m} samples", samples(m, by_prompt), 2000) for m in (1, 4, 8)),
         *((f"*naive: Wilson over those samples, {m} each*", samples(m, all_samples), 2000) for m in (4, 8)),
         *((f"Student's mean of skewed values, n = {n}", skewed(n), 4000) for n in (20, 100)),
@@ -211,6 +199,16 @@ def interval_rows(scale: float) -> Iterator[str]:
         ("Plackett-Luce, 60 rankings of five", ranked(60), 500),
         ("length-controlled win rate, 500 prompts (bootstrap, penalized)", at_equal_length(500), 200),
     ]  # fmt: skip
+    yield from covered(worlds, scale)
+
+
+def metric_rows(scale: float) -> Iterator[str]:
+    """A row for each interval of a metric's number, change or group."""
+    yield from covered(((name, make(), runs) for name, make, runs in WORLDS), scale)
+
+
+def covered(worlds: Iterable[tuple[str, World, int]], scale: float) -> Iterator[str]:
+    """A table of worlds: name, truth and what draws, runs."""
     yield "| interval at 95 % | holds the truth | mean width | runs |"
     yield "|---|---|---|---|"
     for name, (truth, draw), runs in worlds:
@@ -356,6 +354,7 @@ def stopping_rows(scale: float) -> Iterator[str]:
 
 SECTIONS = {
     "Intervals": interval_rows,
+    "Intervals of metrics": metric_rows,
     "A gate with a fixed number of prompts (margin 2 points, 15 % discordant)": gate_rows,
     "Rare failures: a loss of exactly the margin, without any gain": rare_rows,
     "Many tasks": suite_rows,

@@ -36,6 +36,7 @@ def evaluate(
     rlhf evaluate MODEL prompts=test.jsonl metrics=[length,toxicity] toxicity_classifier=FOLDER
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=FILE.py:FUNCTION by=topic
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=judge.yaml
+    rlhf evaluate MODEL texts=texts.jsonl
 
     Settings are those of a recipe's stage `evaluate` (rlhf config schema evaluate): prompts, baseline, judge, reward_model, pairs, texts,
     limit, samples_per_prompt, sampling.max_new_tokens ... Without `metrics`, all whose needs are given; docs/evaluation.md explains each.
@@ -69,7 +70,7 @@ def evaluate(
 
 def _default_metrics(stage: Mapping[str, Any]) -> list[str]:
     """All whose needs are among the settings; those that need a column or more samples are asked for by name."""
-    from rlhf.config.metric_table import METRICS, missing_need
+    from rlhf.config.metric_table import METRICS, asks_model, missing_need
 
     given = {name for name, value in stage.items() if value is not None}
     given |= {"ref_model"} if "baseline" in given else set()
@@ -79,7 +80,9 @@ def _default_metrics(stage: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, metric in METRICS.items()
-        if missing_need(metric.needs, frozenset(given)) is None and (many or name not in ("self_bleu", "pass_at_k"))
+        if missing_need(metric.needs, frozenset(given)) is None
+        and (not asks_model(name) or "prompts" in given or not {"texts", "pairs"} & given)
+        and (many or name not in ("self_bleu", "pass_at_k"))
     ]
 
 
@@ -100,10 +103,14 @@ def _show(document: Mapping[str, Any]) -> None:
         ends = interval(after, share)
         if compared:
             numbers = [_text(before, share), _text(after, share), _text(gain, share, signed=True)]
-            ends = interval(gain, share, signed=True) or ends
+            if (
+                number(gain.get("value")) is not None
+            ):  # the value's own interval beside a change would be read as the change's
+                ends = interval(gain, share, signed=True)
         table.add_row(escape(f"{name}{unit}"), *numbers, ends, str(after.get("n", "")))
     out = console()
-    out.print(table, width=max(out.width, TABLE_WIDTH), crop=False)
+    out.width = max(out.width, TABLE_WIDTH)  # a table is cut at the console's width, whatever `print` is told
+    out.print(table, crop=False)
     if compared:
         out.print(
             "The interval is that of the change, paired by prompt, or of the value where there is no change.",
@@ -111,7 +118,7 @@ def _show(document: Mapping[str, Any]) -> None:
         )
     groups = Table(box=None, pad_edge=False)
     for title in ("metric", "group", "value", "95 % interval", "from the rest", "p (Holm)"):
-        groups.add_column(title)
+        groups.add_column(title, no_wrap=True)
     for name, found in mapping(part.get("groups")).items():
         for group, value in found.items():
             p = value.get("p_corrected")
@@ -121,7 +128,10 @@ def _show(document: Mapping[str, Any]) -> None:
                 "" if p is None else f"{p:.3g}",
             )  # fmt: skip
     if groups.row_count:
-        out.print(groups)
+        out.print(groups, crop=False)
+    for name, why in mapping(part.get("ungrouped")).items():
+        if name not in mapping(part.get("missing")):
+            out.print(f"{name}, no groups: {why}", markup=False, highlight=False, soft_wrap=True)
     for name, why in mapping(part.get("missing")).items():
         out.print(f"{name}: {why}", markup=False, highlight=False, soft_wrap=True)
 

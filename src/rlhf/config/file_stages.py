@@ -11,7 +11,15 @@ from pydantic_core import PydanticKnownError
 from rlhf.config.base import FunctionName, InputPath
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
 from rlhf.config.judges import JudgeConfig, with_any_judge
-from rlhf.config.metric_table import COLUMN_NEEDS, NEEDS, Metric, check_metric_names, metric_named, missing_need
+from rlhf.config.metric_table import (
+    COLUMN_NEEDS,
+    NEEDS,
+    Metric,
+    asks_model,
+    check_metric_names,
+    metric_named,
+    missing_need,
+)
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs
@@ -182,8 +190,9 @@ class EvaluateStage(FilteredPrompts):
     """Metrics to measure, by name (docs/evaluation.md), or a user's own as `package.module:name`; of the baseline too where there is one."""
     baseline: ModelConfig | None = Field(None, validate_default=True)
     """The policy before, and what KL is measured to; required without `metrics`."""
-    prompts: InputPath | list[InputPath]
-    """Held-out prompts; rows may have columns that metrics need, such as `reference` or `should_refuse`."""
+    prompts: InputPath | list[InputPath] | None = Field(None, validate_default=True)
+    """Held-out prompts; rows may have columns that metrics need, such as `reference` or `should_refuse`. Required but for metrics that only
+    read `texts` or `pairs`."""
     judge: JudgeSpec | None = Field(None, validate_default=True)
     """Ground truth that no policy stage was trained against: any kind of reward, or settings of a judge (docs/judges.md), also as a file
     `judge.yaml`. Required without `metrics`."""
@@ -235,6 +244,14 @@ class EvaluateStage(FilteredPrompts):
             )  # as of any required key: without metrics there is nothing else to measure
         return value
 
+    @field_validator("prompts", mode="after")
+    @classmethod
+    def _asks_or_only_reads(cls, value: Any, info: ValidationInfo) -> Any:
+        metrics = info.data.get("metrics")  # None where they are wrong, which is said already
+        if value is None and metrics is not None and (not metrics or any(map(asks_model, metrics))):
+            raise PydanticKnownError("missing")
+        return value
+
     @field_validator("metrics")
     @classmethod
     def _are_metrics(cls, names: list[str]) -> list[str]:
@@ -244,6 +261,10 @@ class EvaluateStage(FilteredPrompts):
 
     @model_validator(mode="after")
     def _metrics_have_what_they_need(self) -> Self:
+        if self.prompts is None and self.baseline is not None and self.judge is not None:
+            raise ValueError(
+                "a baseline and a judge compare two policies on prompts; give prompts, or leave out the judge"
+            )
         given = {need for need in NEEDS if getattr(self, need, None) is not None} | COLUMN_NEEDS
         given |= {"ref_model"} if self.baseline is not None else set()
         given |= {"quality"} if self.judge is not None or self.reward_model is not None else set()
@@ -267,7 +288,7 @@ class EvaluateStage(FilteredPrompts):
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, texts, and pairs for the reward model."""
-        found = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
+        found = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)] if self.prompts else []
         found += [RowsInput("texts", (self.texts,), "sft")] if self.texts else []
         return found + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
 

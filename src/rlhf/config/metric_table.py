@@ -137,6 +137,12 @@ def metric_named(name: str) -> Metric | str:
     return name if FUNCTION.match(name) else look_up(METRICS, name, kind="metric")
 
 
+def asks_model(name: str) -> bool:
+    """Whether the model must write completions for the metric of a name; a user's own is taken to want them."""
+    found = METRICS.get(name)
+    return found is None or not NO_COMPLETIONS & set(found.needs)
+
+
 def check_metric_names(names: Sequence[str]) -> None:
     """Refuse names that are none, and names that come twice.
 

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from rlhf.data.contracts import Prompt
-from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_bootstrap, share_interval, unit_means
+from rlhf.evaluation.intervals import Array, Estimate, mean_interval, paired_difference, share_interval, unit_means
 from rlhf.evaluation.judges import Judged
 from rlhf.evaluation.measures import KnownTexts, distinct_n, effective_pairs
 from rlhf.evaluation.records import SHARE, Change, PerPrompt, ProxyAgreement, Side, SideBySide
 from rlhf.evaluation.reward_quality import spearman
 from rlhf.evaluation.winrate import outcomes
 from rlhf.rollout.types import Completion
-from rlhf.seeds import derive_seed
 from rlhf.training.monitoring.guards import repetition
 
 NUM_SAMPLES_SHOWN = 12
@@ -42,7 +41,7 @@ class Answers:
         return [completion for group in self.completions for completion in group]
 
 
-def changes_between(before: Answers, after: Answers, units: Sequence[int], *, seed: int) -> dict[str, Change]:
+def changes_between(before: Answers, after: Answers, units: Sequence[int]) -> dict[str, Change]:
     """Every quantity that both sides have, with intervals; prompts are the units."""
     old, new = quantities(before), quantities(after)
     found: dict[str, Change] = {}
@@ -57,7 +56,7 @@ def changes_between(before: Answers, after: Answers, units: Sequence[int], *, se
         found[name] = Change(
             before=level(unit_means(first, units)),
             after=level(unit_means(second, units)),
-            gain=paired_bootstrap(first, second, seed=derive_seed(seed, "evaluation", "gain", name), units=units),
+            gain=paired_difference(first, second, units=units, shares=is_share),
             unit=SHARE if is_share else unit,
         )
     for name, (measure, unit) in VARIETY.items():

@@ -22,7 +22,7 @@ from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confide
 from rlhf.evaluation.label_correction import Correction, corrected_by
 from rlhf.evaluation.position_bias import PositionBias, by_prompt, known_means, position_bias
 from rlhf.evaluation.ratings.style_control import LengthControlled, length_controlled_win_rate
-from rlhf.evaluation.sample_size import prompts_for_win_rate
+from rlhf.evaluation.sample_size import more_prompts_for_win_rate
 from rlhf.evaluation.sequential_comparison import sequential_rate
 from rlhf.formatting import percentage
 from rlhf.rewards.pairwise.building import build_judge
@@ -284,17 +284,7 @@ def _decided(found: Comparison, outcomes: Array) -> Comparison:
         return replace(found, more_prompts=steps.more)
     if rate.low > 0.5 or rate.high < 0.5:
         return replace(found, verdict=Answer.BETTER if rate.low > 0.5 else Answer.WORSE)
-    return replace(found, more_prompts=_more_prompts(rate, outcomes, found.confidence))
-
-
-def _more_prompts(rate: Estimate, outcomes: Array, confidence: float) -> int | None:
-    """Beyond those that there are, at the rate seen; ties are counted by how much less outcomes vary than wins and losses would."""
-    difference = abs(rate.value - 0.5)
-    if not 0 < difference < 0.5 or outcomes.size < 2:
-        return None
-    varies = float(np.var(outcomes))
-    ties = min(max(4 * (0.25 - difference**2 - varies), 0.0), 1 - 2 * difference)
-    return max(1, prompts_for_win_rate(difference, tie_frac=ties, confidence=confidence) - int(outcomes.size))
+    return replace(found, more_prompts=more_prompts_for_win_rate(rate.value, outcomes, confidence=found.confidence))
 
 
 def _pairs(

@@ -131,18 +131,15 @@ def evaluate_model(
     )  # fmt: skip
     if other is not None:
         inputs = with_baseline(inputs, other)
-    return measure(inputs, chosen, rows=rows, by=by)
+    return measure(inputs, chosen, by=by)
 
 
-def measure(
-    inputs: MetricInputs, metrics: Mapping[str, Metric] | None, *, rows: Sequence[Row] = (), by: str | None = None
-) -> ModelEvaluation:
+def measure(inputs: MetricInputs, metrics: Mapping[str, Metric] | None, *, by: str | None = None) -> ModelEvaluation:
     """Metrics of what is given.
 
     Args:
         inputs: The model, its prompts, and what metrics need.
         metrics: Name -> metric (``load_metrics``); None for all of the table whose needs are given.
-        rows: The rows that pairs and texts were read from, for their groups.
         by: A column.
 
     Raises:
@@ -158,7 +155,9 @@ def measure(
     for name, metric in metrics.items():
         if (need := missing_need(metric.needs, given)) is not None:
             raise unmet(name, need)
-    labels = {} if by is None else _labels(inputs, rows, by)
+    labels = (
+        {} if by is None else _labels(inputs, by, texts=any("texts" in metric.needs for metric in metrics.values()))
+    )
     found = {name: _measured(name, metric, inputs) for name, metric in metrics.items()}
     before: dict[str, Measured] = {}
     if inputs.baseline is not None:
@@ -184,7 +183,7 @@ def measure(
 def with_baseline(
     inputs: MetricInputs, baseline: PolicyModel, *, name: str = "the baseline", given: Any = None
 ) -> MetricInputs:
-    """The same inputs next to those of another model, which samples by seeds of its own.
+    """The same inputs next to those of another model, which samples by seeds of its own and reads the prompts in its own token ids.
 
     Args:
         inputs: Of the model.
@@ -192,7 +191,10 @@ def with_baseline(
         name: What reports call it.
         given: Its completions, where they were sampled already.
     """
-    own = replace(inputs, model=baseline, side=BASELINE_SIDE, baseline=None, name=name, given=given)
+    prompts = (
+        _read_by(baseline, inputs.prompts) if given is None and _ids_differ(inputs.model, baseline) else inputs.prompts
+    )
+    own = replace(inputs, model=baseline, prompts=prompts, side=BASELINE_SIDE, baseline=None, name=name, given=given)
     return replace(inputs, baseline=own)
 
 
@@ -309,11 +311,23 @@ def _prompts(rows: Sequence[Row], policy: PolicyModel, *, needed: bool) -> list[
         return []
 
 
-def _labels(inputs: MetricInputs, rows: Sequence[Row], by: str) -> dict[str, list[Any]]:
+def _ids_differ(policy: PolicyModel, baseline: PolicyModel) -> bool:
+    return bool(policy.tokenizer.get_vocab() != baseline.tokenizer.get_vocab())
+
+
+def _read_by(model: PolicyModel, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts in another model's token ids, and in its chat template where they are dialogues."""
+    rows = [{"id": prompt.id, "prompt": prompt.messages or prompt.text} for prompt in prompts]
+    read = list(GRPODataset(rows, model.tokenizer))
+    return [replace(prompt, ids=own.ids) for prompt, own in zip(prompts, read, strict=True)]
+
+
+def _labels(inputs: MetricInputs, by: str, *, texts: bool) -> dict[str, list[str | None]]:
     """What units are -> their groups."""
     found = {"prompts": [prompt.columns.get(by) for prompt in inputs.prompts]}
     found["pairs"] = [pair.columns.get(by) for pair in inputs.needs.pairs]
-    if inputs.needs.texts is not None and rows:
+    if texts and inputs.needs.texts is not None:
+        rows = read_rows(inputs.needs.texts, accepts=ACCEPTED["sft"], limit=inputs.needs.limit)
         found["texts"] = [row.columns.get(by) for row in rows]
     if all(label is None for labels in found.values() for label in labels):
         known = dict.fromkeys(name for prompt in inputs.prompts for name in prompt.columns)
@@ -321,8 +335,9 @@ def _labels(inputs: MetricInputs, rows: Sequence[Row], by: str) -> dict[str, lis
     return {over: [_label(value) for value in labels] for over, labels in found.items() if labels}
 
 
-def _label(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+def _label(value: Any) -> str | None:
+    """The name of a row's group; None, and with it what a table leaves empty, is no group."""
+    return None if value is None or value != value or value == "" else str(value)
 
 
 def _measured(name: str, metric: Metric, inputs: MetricInputs) -> Measured:

@@ -15,12 +15,13 @@ from rlhf.evaluation.changes import Answers, changes_between, choose_samples, pr
 from rlhf.evaluation.evaluate_model import ModelLike, evaluate_model
 from rlhf.evaluation.intervals import mean_interval, unit_means
 from rlhf.evaluation.judges import Judge, judge_completions, judge_name, load_judge
-from rlhf.evaluation.measures import KnownTexts, token_measures, why_no_kl
+from rlhf.evaluation.measures import KnownTexts, token_measures, why_no_kl, why_not_comparable
 from rlhf.evaluation.model_evaluation import ModelEvaluation
 from rlhf.evaluation.records import KL, Evaluation
 from rlhf.evaluation.reward_model_quality import Pairs, judge_reward_model
 from rlhf.evaluation.sampled_completions import sample_completions
 from rlhf.evaluation.winrate import win_rate
+from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.rewards.learned import LearnedReward
@@ -57,7 +58,7 @@ def evaluate_policies(
 
     Args:
         policy: After.
-        baseline: Before; the same tokenizer.
+        baseline: Before; the same tokenizer, unless ``completions`` are given.
         prompts: Held-out, at least one.
         judge: See ``rlhf.evaluation.judges``; none of the training stages may have seen it.
         sampling: How completions are drawn. KL needs a temperature above 0 and no filters.
@@ -79,6 +80,7 @@ def evaluate_policies(
 
     Raises:
         DataError: There is no prompt.
+        ModelError: The baseline reads other token ids, and is to be sampled.
         RewardError: The judge failed; names the sample.
     """
     if not prompts:
@@ -87,7 +89,11 @@ def evaluate_policies(
     proxy = LearnedReward(reward_model) if reward_model is not None else None
     if proxy is not None:
         proxy.lengths.cuts = True
-    measurable = why_no_kl(sampling) is None
+    if completions is None:
+        check_comparable(
+            policy, baseline, what="The baseline"
+        )  # it would be asked in token ids that it reads otherwise
+    unmeasurable = why_no_kl(sampling) or why_not_comparable(policy, baseline)
 
     # 1. Ask both, judge both.
     sides = []
@@ -105,12 +111,12 @@ def evaluate_policies(
         scores = [float(score) for score in proxy.score(asked, flat).scores] if proxy else None
         # 2. Measure each on its own samples; the KL that is kept is the policy's, which comes last.
         tokens = None
-        if measurable:
+        if unmeasurable is None:
             tokens = token_measures(model, other, prompts, own, temperature=sampling.temperature)
         sides.append(Answers(own, judged, scores, tokens.entropy if tokens else None, judge_knows))
     before, after = sides
     units = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]
-    kl = KL.missing(why_no_kl(sampling) or "")
+    kl = KL.missing(unmeasurable or "")
     if tokens is not None:
         lengths = np.array([len(completion.tokens) for completion in after.flat])
         kl = KL(
@@ -120,7 +126,7 @@ def evaluate_policies(
         )
 
     # 3. Compare.
-    missing: dict[str, str] = {} if measurable else {"kl": kl.k1.reason, "entropy": kl.k1.reason}
+    missing = {} if unmeasurable is None else {"kl": unmeasurable, "entropy": unmeasurable}
     missing["curve"] = "no rollouts of a training stage were judged"
     if proxy is None:
         missing |= {"proxy": "there is no reward model", "reward_model": "there is no reward model"}
@@ -138,7 +144,7 @@ def evaluate_policies(
             "proxy_cuts": cuts_told(proxy, whom="the reward model") if proxy else [],
         },
         win_rate=win_rate(after.judged.scores, before.judged.scores, units, tie_band),
-        changes=changes_between(before, after, units, seed=seed),
+        changes=changes_between(before, after, units),
         kl=kl,
         samples=choose_samples(prompts, before, after, tie_band=tie_band),
         reward_model=judge_reward_model(reward_model, pairs, seed=seed) if reward_model and pairs else None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -28,6 +28,10 @@ RESAMPLES = 4000
 """Bootstrap resamples: the ends of a 95 % interval then lie within about a fortieth of its width of their limit."""
 RESAMPLE_CELLS = 2_000_000
 """Numbers held at once while resampling."""
+MIN_RESAMPLED = 5
+"""Of three units, the bootstrap of a mean holds the truth in three of four runs, whatever one does with its percentiles."""
+MIN_CHANGED = 10
+"""Units with a difference that Student's interval of shares needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +195,7 @@ def mean_interval(values: ArrayLike, *, confidence: float = CONFIDENCE) -> Estim
         return problem
     mean = float(x.mean())
     if x.size == 1:
-        return Estimate(
-            value=mean, low=math.nan, high=math.nan, n=1, confidence=confidence, reason="one value has no interval"
-        )
+        return _without_ends(mean, 1, confidence, "one value has no interval")
     half = float(stdtrit(x.size - 1, (1 + confidence) / 2) * x.std(ddof=1) / math.sqrt(x.size))
     return Estimate(value=mean, low=mean - half, high=mean + half, n=x.size, confidence=confidence)
 
@@ -223,9 +225,7 @@ def clustered_interval(values: ArrayLike, units: Sequence[Hashable], *, confiden
         return problem
     num, mean = int(unit.max()) + 1, float(y.mean())
     if num == 1:
-        return Estimate(
-            value=mean, low=math.nan, high=math.nan, n=1, confidence=confidence, reason="one unit has no interval"
-        )
+        return _without_ends(mean, 1, confidence, "one unit has no interval")
     sums = np.bincount(unit, weights=y - mean)
     error = math.sqrt(num / (num - 1) * float(np.square(sums).sum())) / y.size
     half = float(stdtrit(num - 1, (1 + confidence) / 2)) * error
@@ -240,10 +240,12 @@ def bootstrap_interval(
     num_resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> Estimate:
-    """Percentile bootstrap of any statistic: units are drawn again with replacement, all of a unit's columns together.
+    """Bootstrap of any smooth statistic: units are drawn again with replacement, all of a unit's columns together.
 
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3. It is a little short for few
-    units (n < 30), where a t interval is better for means.
+    Percentiles, moved outwards as far as few units want it (``bootstrap_tail``). Not for quantiles far from the middle, which no draw of
+    the units goes beyond: see ``rlhf.evaluation.metrics.quantiles``. For means ``mean_interval`` is better.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3.
 
     Args:
         units: [n, k] one row for each independent unit.
@@ -253,7 +255,7 @@ def bootstrap_interval(
         confidence: Share of such intervals that hold the truth.
 
     Returns:
-        The statistic of the units as they are, with the percentile interval.
+        The statistic of the units as they are; its interval is NaN where they are fewer than ``MIN_RESAMPLED``.
     """
     check_confidence(confidence)
     rows = np.asarray(units, dtype=np.float64)
@@ -262,44 +264,63 @@ def bootstrap_interval(
         return problem
     value = float(statistic(rows[None])[0])
     n = len(rows)
-    if n == 1:
-        return Estimate(
-            value=value, low=math.nan, high=math.nan, n=1, confidence=confidence, reason="one unit has no interval"
+    if n < MIN_RESAMPLED:
+        reason = (
+            f"{n} of them are too few to draw from; an interval takes {MIN_RESAMPLED}"
+            if n > 1
+            else "one unit has no interval"
         )
+        return _without_ends(value, n, confidence, reason)
     rng = np.random.default_rng(seed)
     at_once = max(1, RESAMPLE_CELLS // rows.size)
     found = []
     for start in range(0, num_resamples, at_once):
         draws = rng.integers(0, n, size=(min(at_once, num_resamples - start), n))
         found.append(statistic(rows[draws]))
-    low, high = np.quantile(np.concatenate(found), [(1 - confidence) / 2, (1 + confidence) / 2])
+    tail = bootstrap_tail(n, confidence)
+    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
     return Estimate(value=value, low=float(low), high=float(high), n=n, confidence=confidence)
 
 
-def paired_bootstrap(
+def bootstrap_tail(n: int, confidence: float) -> float:
+    """Share of a bootstrap's draws on each side of an interval of n units.
+
+        tail = Phi(-sqrt(n / (n - 1)) t_{n-1})      in place of (1 - confidence) / 2
+
+    Source: Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3 (expanded percentiles), arXiv:1411.5279.
+
+    Args:
+        n: Units, at least 2.
+        confidence: Of the interval.
+    """
+    return NormalDist().cdf(-math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, (1 + confidence) / 2)))
+
+
+def paired_difference(
     before: ArrayLike,
     after: ArrayLike,
     *,
-    seed: int,
     units: Sequence[Hashable] | None = None,
-    num_resamples: int = RESAMPLES,
+    shares: bool = False,
     confidence: float = CONFIDENCE,
 ) -> Estimate:
     """Mean of ``after - before`` where both were measured on the same prompts.
 
-    What two systems share (a hard prompt is hard for both) leaves the difference, so this is narrower than two
-    intervals side by side, and their overlap is not informative.
+    What two systems share (a hard prompt is hard for both) leaves the difference, so this is narrower than two intervals side by side,
+    and their overlap is not informative. Student's interval of the differences. Where both are shares and fewer than ``MIN_CHANGED``
+    prompts differ, these show too little of the spread (of 10 prompts of which 15 % change, a bootstrap holds the truth in 65 % of
+    runs); then that of ``share_interval`` for (difference + 1) / 2, which adds one prompt that won and one that lost.
 
     Args:
         before: [n].
         after: [n] the same prompts and samples in the same order.
-        seed: A named seed.
         units: [n] which prompt each value belongs to; None where each is its own.
-        num_resamples: Bootstrap resamples.
+        shares: Both lie between 0 and 1.
         confidence: Share of such intervals that hold the truth.
 
     Returns:
-        The mean difference; units weigh the same however many values they have.
+        The mean difference; units weigh the same however many values they have. Its interval is NaN for a single unit, and where
+        differences without bounds are all the same, which shows no spread.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape:
@@ -307,13 +328,17 @@ def paired_bootstrap(
             f"A paired comparison needs as many values before as after; got {first.size} and {second.size}."
         )
     difference = unit_means(second - first, units)
-    return bootstrap_interval(
-        difference[:, None],
-        lambda draws: draws[..., 0].mean(axis=1),
-        seed=seed,
-        num_resamples=num_resamples,
-        confidence=confidence,
-    )
+    if (problem := _unusable(difference)) is not None:
+        return problem
+    if shares and difference.size > 1 and np.count_nonzero(difference) < MIN_CHANGED:
+        found = share_interval((difference + 1) / 2, confidence=confidence)
+        value = float(difference.mean())
+        return replace(found, value=value, low=min(value, 2 * found.low - 1), high=max(value, 2 * found.high - 1))
+    if difference.size > 1 and np.ptp(difference) == 0:
+        return _without_ends(
+            float(difference[0]), difference.size, confidence, "all differ by the same, which shows no spread"
+        )
+    return mean_interval(difference, confidence=confidence)
 
 
 def unit_means(values: ArrayLike, units: Sequence[Hashable] | None = None) -> Array:
@@ -355,6 +380,10 @@ def _unit_numbers(values: Array, units: Sequence[Hashable]) -> NDArray[np.int64]
         raise ConfigError(f"There are {len(units)} cluster names for {len(values)} values; give one for each.")
     number: dict[Hashable, int] = {}
     return np.array([number.setdefault(unit, len(number)) for unit in units], dtype=np.int64)
+
+
+def _without_ends(value: float, n: int, confidence: float, reason: str) -> Estimate:
+    return Estimate(value=value, low=math.nan, high=math.nan, n=n, confidence=confidence, reason=reason)
 
 
 def _unusable(values: Array) -> Estimate | None:

@@ -16,6 +16,7 @@ import torch
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
+from rlhf.errors import ModelError
 from rlhf.evaluation.intervals import Array
 from rlhf.losses import kl_k1, kl_k3, segment_mean, segment_sum
 from rlhf.models.divergence import check_comparable, exact_kl_per_token
@@ -137,6 +138,15 @@ def why_no_kl(sampling: SamplingConfig) -> str | None:
     used = [name for name, off in filters.items() if getattr(sampling, name) != off]
     if used:
         return f"{' and '.join(used)} cut the distribution that was sampled; measure without"
+    return None
+
+
+def why_not_comparable(policy: PolicyModel, ref_model: PolicyModel) -> str | None:
+    """Why two models' next-token distributions are not over the same tokens; None where they are."""
+    try:
+        check_comparable(policy, ref_model, what="The reference model")
+    except ModelError as err:
+        return str(err)
     return None
 
 

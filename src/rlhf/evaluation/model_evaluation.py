@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.config.metric_table import Metric
 from rlhf.errors import look_up
 from rlhf.evaluation.intervals import Estimate, finite_or_none
-from rlhf.evaluation.metrics.unit_statistics import Measured, Statistic, difference_of
+from rlhf.evaluation.metrics.unit_statistics import CorpusStatistic, Measured, Statistic, difference_of
 from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.records import SHARE, Change
 from rlhf.seeds import derive_seed
@@ -119,7 +119,7 @@ class ModelEvaluation(Mapping[str, float]):
         found: dict[str, dict[str, tuple[float | None, float | None]]] = {}
         before = _statistics(self.of_baseline)
         for name, measured in self.measured.items():
-            values = measured.value.per_unit if measured.over == "prompts" else None
+            values = measured.value.per_unit if measured.over == "prompts" and measured.places is None else None
             if values is None or len(values) != len(self.prompt_ids):
                 continue
             old = before[name].per_unit if name in before else None
@@ -134,11 +134,9 @@ class ModelEvaluation(Mapping[str, float]):
     def groups(self) -> dict[str, dict[str, GroupValue]]:
         """Metric -> group -> its number, and its difference from all other prompts; empty without ``by``."""
         raw = {
-            (name, group): self._group(
-                name, measured.value, [number for number, label in enumerate(labels) if label == group]
-            )
+            (name, group): self._group(name, measured.value, [n for n, label in enumerate(labels) if label == group])
             for name, measured in self.measured.items()
-            if (labels := self.labels.get(measured.over)) is not None and measured.value.num_units == len(labels)
+            if len(labels := self._labels_of(measured)) == measured.value.num_units
             for group in _in_order(labels)
         }
         tested = {key: p for key, (_, _, p) in raw.items() if math.isfinite(p)}
@@ -151,6 +149,17 @@ class ModelEvaluation(Mapping[str, float]):
             )  # fmt: skip
         return found
 
+    @property
+    def ungrouped(self) -> dict[str, str]:
+        """Metrics that ``groups`` leaves out -> why; empty without ``by``."""
+        if not self.labels:
+            return {}
+        return {
+            name: self.missing(name) or f"its {measured.over} have no such column"
+            for name, measured in self.measured.items()
+            if name not in self.groups
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """The part ``metrics`` of an ``evaluation.json``."""
         return {
@@ -161,6 +170,7 @@ class ModelEvaluation(Mapping[str, float]):
                 name: {group: value.to_dict() for group, value in groups.items()}
                 for name, groups in self.groups.items()
             },
+            "ungrouped": self.ungrouped,
             "missing": {name: why for name in self._estimates if (why := self.missing(name))},
         }
 
@@ -176,6 +186,11 @@ class ModelEvaluation(Mapping[str, float]):
         more = f" and {len(shown) - NUM_IN_HEADLINE} more" if len(shown) > NUM_IN_HEADLINE else ""
         return f"{', '.join(shown[:NUM_IN_HEADLINE])}{more}, of {self.settings.get('policy')}"
 
+    def _labels_of(self, measured: Measured) -> list[Any]:
+        """The group of each of its units; none where the column says nothing of them."""
+        labels = self.labels.get(measured.over, ())
+        return list(labels) if measured.places is None else [labels[place] for place in measured.places if labels]
+
     def _group(self, name: str, statistic: Statistic, inside: list[int]) -> tuple[Estimate, Estimate, float]:
         among = set(inside)
         outside = [number for number in range(statistic.num_units) if number not in among]
@@ -183,6 +198,9 @@ class ModelEvaluation(Mapping[str, float]):
         estimate = own.estimate(seed=self._seed("group", name))
         if min(len(inside), len(outside)) < MIN_GROUP:
             why = f"a group or the rest has fewer than {MIN_GROUP} units: too few to compare"
+            return estimate, Estimate.missing(why), math.nan
+        if isinstance(statistic, CorpusStatistic) and statistic.grows and len(inside) != len(outside):
+            why = f"it changes with the number of texts, and there are {len(inside)} and {len(outside)}"
             return estimate, Estimate.missing(why), math.nan
         one, other = own.moments(seed=self._seed("own", name)), others.moments(seed=self._seed("others", name))
         if one is None or other is None:

@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.data.message_text import counted
 from rlhf.evaluation.gold_over_kl import GoldOverKL, fit_gold_over_kl
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.evaluation.overoptimization import OveroptimizationFinding, overoptimization
@@ -204,9 +205,10 @@ class Evaluation:
             if kl.measured
             else f"KL not measured ({kl.reason})"
         )
+        more = f" (about {rate.more_prompts:,} more would tell)" if rate.more_prompts else ""
         return (
             f"{self.verdict.title}: {settings['policy']} against {settings['baseline']} by {settings['judge']}, win rate "
-            f"{rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}] on {rate.num_prompts} prompts, judge's score "
+            f"{rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}] on {counted(rate.num_prompts, 'prompt')}{more}, judge's score "
             f"{gold.before.value:+.2f} -> {gold.after.value:+.2f}, {distance}"
         )
 

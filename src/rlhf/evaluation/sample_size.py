@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlhf.errors import ConfigError
 from rlhf.formatting import percentage
@@ -108,6 +112,36 @@ def prompts_for_win_rate(
     without = math.sqrt(max(0.25 - tie_frac / 4, 0.0))
     with_it = math.sqrt(max(0.25 - seen**2 - tie_frac / 4, 0.0))
     return math.ceil(((z_alpha * without + z_beta * with_it) / seen) ** 2)
+
+
+def more_prompts_for_win_rate(
+    rate: float, outcomes: Sequence[float] | NDArray[np.float64], *, confidence: float = 0.95, power: float = POWER
+) -> int | None:
+    """Prompts beyond those that there are to tell a win rate from 1/2, if its true value is the one seen.
+
+    Ties are counted by how much less outcomes vary than wins and losses would. Where one side won everything, the rate that one more win
+    and one more loss would give is taken.
+
+    Args:
+        rate: That was seen, perhaps corrected.
+        outcomes: [n] of the prompts, in [0, 1].
+        confidence: Of the two-sided test.
+        power: Chance to find the difference.
+
+    Returns:
+        At least 1; None where the rate is 1/2, which no number of prompts tells from it, or there is no prompt.
+    """
+    y = np.asarray(outcomes, dtype=np.float64)
+    if not y.size or rate == 0.5 or not math.isfinite(rate):
+        return None
+    n, difference = int(y.size), abs(rate - 0.5)
+    if difference >= 0.5 or n == 1:
+        y = np.append(y, [0.0, 1.0])
+        difference = abs(float(y.mean()) - 0.5)
+        if difference == 0:
+            return None
+    ties = min(max(4 * (0.25 - difference**2 - float(np.var(y))), 0.0), 1 - 2 * difference)
+    return max(1, prompts_for_win_rate(difference, tie_frac=ties, confidence=confidence, power=power) - n)
 
 
 def detectable_difference(

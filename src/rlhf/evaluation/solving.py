@@ -21,7 +21,7 @@ from rlhf.evaluation.intervals import (
     Estimate,
     finite_or_none,
     mean_interval,
-    paired_bootstrap,
+    paired_difference,
     share_interval,
     unit_means,
 )
@@ -139,10 +139,7 @@ def evaluate_solving(
         sides.append(_quantities(found, len(prompts), ks, solved_at))
     before, after = sides[-2:]
     assert after is not None
-    changes = {
-        name: _change(None if before is None else before.get(name), values, seed=derive_seed(seed, "solving", name))
-        for name, values in after.items()
-    }
+    changes = {name: _change(None if before is None else before.get(name), values) for name, values in after.items()}
     return Solving(
         settings={
             "policy": names[0],
@@ -232,7 +229,7 @@ def _means(values: Sequence[float | None], num_problems: int) -> Array:
     return np.divide(sums, count, out=np.full(num_problems, math.nan), where=count > 0)
 
 
-def _change(before: Array | None, after: Array, *, seed: int) -> Change:
+def _change(before: Array | None, after: Array) -> Change:
     """Levels over the problems of which each side can tell; the gain over those of which both can."""
     is_share = all(_is_share(values) for values in (before, after) if values is not None)
     level = share_interval if is_share else mean_interval
@@ -242,7 +239,7 @@ def _change(before: Array | None, after: Array, *, seed: int) -> Change:
         nothing = Estimate.missing(NO_BASELINE)
         return Change(before=nothing, after=ours, gain=nothing, unit=unit)
     both = np.isfinite(before) & np.isfinite(after)
-    gain = paired_bootstrap(before[both], after[both], seed=seed)
+    gain = paired_difference(before[both], after[both], shares=is_share)
     return Change(before=level(unit_means(before[np.isfinite(before)])), after=ours, gain=gain, unit=unit)
 
 

@@ -106,6 +106,8 @@ SURPRISE, SURPRISE_NATS = 1.5, 0.25
 of how surprising the baseline's own are to itself, and how much more that must be in nats per token. A policy that only became surer
 of good answers lies below 1 (healthy runs: 0.6 to 1.0), whatever the model's tokens are; one that says what the baseline never would
 lies at 3 and more. A limit on the KL alone would have to know how long answers are and how many nats a token has."""
+MIN_PROMPTS = 5
+"""Answers to fewer prompts differ as much between two samples of one model."""
 AGAINST = ("alarm", "kl", *(rule.code for rule in (*RISES, *FALLS)))
 """Reasons that do not come from the judge."""
 TRAINING_RISE = 0.1
@@ -193,8 +195,11 @@ def verdict(evidence: Evidence) -> Verdict:
 
 
 def problems(evidence: Evidence) -> list[Reason]:
-    """Everything except the win rate that contradicts a success."""
-    found = [*_alarms(evidence), *_distance(evidence), *_lower_score(evidence)]
+    """Everything except the win rate that contradicts a success; of fewer than ``MIN_PROMPTS`` answers only what training showed."""
+    found = _alarms(evidence)
+    if 0 < (number(evidence.win_rate.get("num_prompts")) or 0) < MIN_PROMPTS:
+        return found + _late_rollouts(evidence)
+    found += [*_distance(evidence), *_lower_score(evidence)]
     for rule in RISES:
         rise = value_of(evidence.changes.get(rule.quantity, {}), "gain")
         low = number(mapping(evidence.changes.get(rule.quantity, {}).get("gain")).get("low"))
@@ -311,7 +316,17 @@ def _win_rate_words(evidence: Evidence) -> list[str]:
     return [
         f"Asked the same {prompts:,} {about}, {evidence.policy} was judged better {times(wins)}, worse {times(losses)} "
         f"and equal {times(ties)} against {evidence.baseline}, by {judge}{clause}: a win rate of {percentage(value)}, with a "
-        f"95 % interval from {_unlike_half(low)} to {_unlike_half(high)}, where 50 % would be no change."
+        f"95 % interval from {_unlike_half(low)} to {_unlike_half(high)}, where 50 % would be no change.",
+        *_more_words(rate, low, high),
+    ]
+
+
+def _more_words(rate: Mapping[str, Any], low: float, high: float) -> list[str]:
+    more = number(rate.get("more_prompts"))
+    if not low <= 0.5 <= high or more is None:
+        return []
+    return [
+        f"Which of the two is better is not yet known; about {int(more):,} more prompts would tell if that is the true rate."
     ]
 
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from rlhf.errors import ConfigError
 from rlhf.evaluation.comparison import Comparison, compare_completions
 from rlhf.evaluation.intervals import CONFIDENCE, Array, finite_or_none, share_interval, unit_means
+from rlhf.evaluation.sample_size import more_prompts_for_win_rate
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.human_votes import HumanVotes
 from rlhf.rewards.pairwise.scores import ScoreJudge
@@ -38,6 +39,8 @@ class WinRate:
     confidence: float = CONFIDENCE
     reason: str = ""
     """Why the rate is NaN."""
+    more_prompts: int | None = None
+    """Beyond ``num_prompts``, to tell the rate from 1/2 if it is the true one; None where the interval does, or nothing could."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: NaN becomes null, and then there is a reason."""
@@ -52,6 +55,7 @@ class WinRate:
             "num_prompts": self.num_prompts,
             "tie_band": self.tie_band,
             "confidence": self.confidence,
+            "more_prompts": self.more_prompts,
         }
         return found | ({"reason": self.reason} if self.reason else {})
 
@@ -113,6 +117,9 @@ def win_rate(
         tie_band=float(tie_band),
         confidence=confidence,
         reason=estimate.reason,
+        more_prompts=more_prompts_for_win_rate(estimate.value, per_prompt, confidence=confidence)
+        if estimate.low <= 0.5 <= estimate.high
+        else None,
     )
 
 

@@ -17,16 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError, look_up
-from rlhf.evaluation.intervals import RESAMPLES, Estimate, check_confidence
+from rlhf.evaluation.intervals import RESAMPLES, Estimate, bootstrap_tail, check_confidence
 from rlhf.formatting import percentage
 
 Array = NDArray[np.float64]
@@ -265,12 +263,7 @@ def agreement_estimate(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> Estimate:
-    """A coefficient with its bootstrap interval over items: percentiles, moved outwards as far as few items want it.
-
-        tail = Phi(-sqrt(n / (n - 1)) t_{n-1})      in place of (1 - confidence) / 2
-
-    Source: Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3 (expanded percentiles),
-    arXiv:1411.5279.
+    """A coefficient with its bootstrap interval over items (``bootstrap_tail``).
 
     Args:
         tables: [items, k, k] ``coincidences`` or ``contingencies``.
@@ -311,13 +304,9 @@ def agreement_estimate(
         return _without_interval(
             value, len(tables), "every draw of the items agrees as much, so there is no spread", confidence
         )
-    tail = _tail(len(tables), confidence)
+    tail = bootstrap_tail(len(tables), confidence)
     low, high = np.quantile(found, [tail, 1 - tail])
     return Estimate(value=value, low=float(low), high=float(high), n=len(tables), confidence=confidence)
-
-
-def _tail(n: int, confidence: float) -> float:
-    return NormalDist().cdf(-math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, (1 + confidence) / 2)))
 
 
 def _without_interval(value: float, n: int, why: str, confidence: float) -> Estimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import (
     Estimate,
     bootstrap_interval,
+    bootstrap_tail,
     clustered_interval,
     mean_interval,
-    paired_bootstrap,
+    paired_difference,
     share_interval,
     unit_means,
     wilson_interval,
@@ -118,35 +120,60 @@ def test_unit_means_keep_the_order_of_first_appearance():
         unit_means([1.0, 2.0], ["a", "b", "c"])
 
 
-def test_the_paired_bootstrap_comes_out_the_same_from_the_same_seed_and_near_the_t_interval():
-    rng = np.random.default_rng(0)
-    before = rng.normal(0, 3, 200)
-    after = before + rng.normal(0.5, 1, 200)
-    found = paired_bootstrap(before, after, seed=5)
-    assert found == paired_bootstrap(before, after, seed=5)
-    assert found != paired_bootstrap(before, after, seed=6)
-    exact = mean_interval(after - before)
-    assert found.value == pytest.approx(exact.value)
-    assert found.low == pytest.approx(exact.low, abs=0.02)
-    assert found.high == pytest.approx(exact.high, abs=0.02)
-
-
 def test_pairing_takes_out_what_both_sides_share():
     rng = np.random.default_rng(1)
     difficulty = rng.normal(0, 3, 100)
     before, after = difficulty + rng.normal(0, 1, 100), difficulty + rng.normal(0.3, 1, 100)
     apart = mean_interval(after).high - mean_interval(after).low
-    paired = paired_bootstrap(before, after, seed=0)
+    paired = paired_difference(before, after)
     assert paired.high - paired.low < apart
 
 
-def test_the_bootstrap_resamples_prompts_and_not_samples():
+def test_copies_of_a_prompt_add_nothing_to_a_difference():
     """Twenty equal copies of five prompts hold no more than the five prompts."""
     five = np.array([0.0, 1.0, 3.0, -1.0, 2.0])
     copies, units = np.repeat(five, 20), np.repeat(np.arange(5), 20).tolist()
-    as_units = paired_bootstrap(np.zeros(100), copies, units=units, seed=3)
-    alone = paired_bootstrap(np.zeros(5), five, seed=3)
+    as_units, alone = paired_difference(np.zeros(100), copies, units=units), mean_interval(five)
     assert (as_units.low, as_units.high, as_units.n) == (pytest.approx(alone.low), pytest.approx(alone.high), 5)
+
+
+def test_a_change_of_few_prompts_is_never_certain():
+    # nothing changed: two prompts of opposite sign are added to n, v = (sum of y^2 + 1) / (n + 2) - 1/4, y = 1/2
+    none = paired_difference(np.ones(10), np.ones(10), shares=True)
+    assert none.value == 0
+    n_eff = 10 * 0.25 / ((10 / 4 + 1) / 12 - 1 / 4)
+    assert (none.low, none.high) == pytest.approx(np.array([-1, 1]) * 1.96 / math.sqrt(n_eff + 1.96**2), abs=1e-4)
+    for value in (0.0, 1.0):
+        found = paired_difference(np.full(3, 0.5), np.full(3, 0.5 + value), shares=value == 0)
+        assert found.high - found.low != 0, "no width would be certainty from three prompts"
+    assert "spread" in paired_difference([1.0, 2.0], [2.0, 3.0]).reason
+    assert "no interval" in paired_difference([0.0], [1.0], shares=True).reason
+
+
+@pytest.mark.parametrize(("n", "discordant", "gain"), [(5, 0.15, 0.05), (20, 0.02, -0.02), (100, 0.15, 0.05)])
+def test_changes_of_shares_hold_the_truth(n, discordant, gain):
+    rng, held, naive = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        p = [(discordant - gain) / 2, (discordant + gain) / 2, 1 - discordant]
+        d = rng.choice([-1.0, 1.0, 0.0], size=n, p=p)
+        found = paired_difference(np.zeros(n), d, shares=True)
+        held += found.low <= gain <= found.high
+        low, high = np.quantile(d[rng.integers(0, n, size=(200, n))].mean(axis=1), [0.025, 0.975])
+        naive += low <= gain <= high
+    assert held / 300 > 0.92
+    assert n == 100 or naive / 300 < 0.6, "the percentile bootstrap"
+
+
+def test_a_bootstrap_of_too_few_units_has_no_interval_and_of_few_a_wider_one():
+    def first_column(draws):
+        return draws[..., 0].mean(axis=1)
+
+    four = bootstrap_interval(np.arange(8.0).reshape(4, 2), first_column, seed=0)
+    assert (four.value, math.isnan(four.low)) == (3.0, True)
+    assert "4" in four.reason
+    # Phi(-sqrt(5 / 4) t_4(.975)), t_4(.975) = 2.776445
+    assert bootstrap_tail(5, 0.95) == pytest.approx(NormalDist().cdf(-math.sqrt(1.25) * 2.776445), rel=1e-5)
+    assert bootstrap_tail(10**7, 0.95) == pytest.approx(0.025, rel=1e-4)
 
 
 def test_the_bootstrap_of_any_statistic_in_pieces_is_the_same_as_at_once(monkeypatch):
@@ -162,7 +189,7 @@ def test_the_bootstrap_of_any_statistic_in_pieces_is_the_same_as_at_once(monkeyp
 
 def test_unpaired_lengths_are_refused():
     with pytest.raises(ConfigError, match="got 2 and 3"):
-        paired_bootstrap([1.0, 2.0], [1.0, 2.0, 3.0], seed=0)
+        paired_difference([1.0, 2.0], [1.0, 2.0, 3.0])
 
 
 def test_missing_says_why():

@@ -74,6 +74,17 @@ def test_trap_09_labels_of_another_policy_correct_the_wrong_error():
     assert right.low < 0.5 < right.high
 
 
+def test_trap_23_the_interval_leaves_out_as_much_on_either_side():
+    """ppi-python gives one-sided limits where no weight is given: all that it misses lies on one side, and is twice 2.5 %."""
+    rng, below, above = np.random.default_rng(3), 0, 0
+    for _ in range(1500):
+        found = prediction_powered_mean(*world(rng, 150, 2000, flip=0.1, bias=0.15, truth=0.5)).estimate
+        below += found.high < 0.5
+        above += found.low > 0.5
+    for side in (below, above):
+        assert 0.008 < side / 1500 < 0.042, "2.5 % and four standard errors"
+
+
 @pytest.mark.parametrize(
     ("y", "f", "more"),
     [

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from rlhf.errors import ConfigError
+from rlhf.evaluation.intervals import share_interval
 from rlhf.evaluation.sample_size import (
     detectable_difference,
+    more_prompts_for_win_rate,
     prompts_for_difference,
     prompts_for_noninferiority,
     prompts_for_win_rate,
@@ -81,3 +84,25 @@ def test_noninferiority_takes_six_times_the_discordant_share_over_the_squared_ma
 def test_what_no_number_of_prompts_can_do_is_refused(ask):
     with pytest.raises(ConfigError):
         ask()
+
+
+def test_how_many_more_prompts_would_tell_a_win_rate():
+    won = [1.0] * 30 + [0.0] * 20  # .6: 194 prompts (research page, section 1), 50 are there
+    assert more_prompts_for_win_rate(0.6, won) == prompts_for_win_rate(0.1) - 50
+    with_ties = [1.0] * 25 + [0.5] * 10 + [0.0] * 15  # 20 % ties
+    assert more_prompts_for_win_rate(0.6, with_ties) == pytest.approx(
+        prompts_for_win_rate(0.1, tie_frac=0.2) - 50, abs=1
+    )
+    assert more_prompts_for_win_rate(0.5, [1.0, 0.0]) is None
+    assert more_prompts_for_win_rate(math.nan, []) is None
+    assert more_prompts_for_win_rate(1.0, [1.0, 1.0]) == prompts_for_win_rate(0.25) - 2, "3 of 4 with one more of each"
+
+
+def test_so_many_more_prompts_do_tell_in_four_of_five_runs():
+    rng, told = np.random.default_rng(0), 0
+    seen = [1.0] * 33 + [0.0] * 27  # .55 of 60 prompts
+    more = more_prompts_for_win_rate(0.55, seen)
+    for _ in range(400):
+        found = share_interval((rng.random(60 + more) < 0.55).astype(float))
+        told += found.low > 0.5
+    assert told / 400 == pytest.approx(0.8, abs=0.06)

@@ -312,3 +312,21 @@ def test_sentences_read_well_for_one_prompt_no_loss_and_a_rate_near_one_half():
     assert "worse never" in sentence
     assert "by the reward model judge:" in sentence
     assert "from 50.001" in sentence
+
+
+def test_what_is_not_yet_known_says_how_many_more_prompts_would_tell():
+    near = {**WON, "rate": 0.53, "low": 0.46, "high": 0.60, "more_prompts": 1983}
+    found = verdict(replace(healthy(), win_rate=near))
+    assert any("1,983 more prompts" in sentence for sentence in found.sentences)
+    assert not any("more prompts" in sentence for sentence in verdict(healthy()).sentences)
+
+
+def test_two_answers_contradict_nothing():
+    """Two samples of the same model: one is shorter and another word is likelier, by chance."""
+    entropy = {"before": {"value": 0.4}, "after": {"value": 2.0}, "gain": {"value": 1.6}}
+    few = {"rate": 0.4, "low": 0.1, "high": 0.8, "num_prompts": 2}
+    found = verdict(replace(healthy(), changes={"entropy": entropy}, win_rate=few))
+    assert found.reasons == ("no_difference",)
+    assert (
+        "kl" in verdict(replace(healthy(), changes={"entropy": entropy}, win_rate={**few, "num_prompts": 50})).reasons
+    )

@@ -62,11 +62,14 @@ def test_the_kl_of_the_best_of_n_is_that_of_its_distribution():
         assert exact <= best_of_n_kl(n) + 1e-12, "it is a bound"
 
 
-def test_ties_only_bring_the_best_of_n_nearer():
-    # two completions, one of them better, each with probability one half: the better one is best of 4 with 1 - 1/16
-    right = 1 - 0.5**4
-    exact = right * math.log(right / 0.5) + (1 - right) * math.log((1 - right) / 0.5)
-    assert exact < best_of_n_kl(4)
+@pytest.mark.parametrize(
+    ("size", "n", "exact", "formula"), [(2, 16, 0.693, 1.835), (2, 4, 0.459, 0.636), (100, 64, 3.158, 3.175)]
+)
+def test_trap_19_of_few_answers_the_formula_is_only_a_bound(size, n, exact, formula):
+    """Equally likely answers with different scores: the i-th worst is the best of n with (i/m)^n - ((i-1)/m)^n. Hence "at most"."""
+    shares = [(i / size) ** n - ((i - 1) / size) ** n for i in range(1, size + 1)]
+    assert math.fsum(share * math.log(share * size) for share in shares if share) == pytest.approx(exact, abs=5e-4)
+    assert best_of_n_kl(n) == pytest.approx(formula, abs=5e-4)
 
 
 @pytest.fixture(scope="module")

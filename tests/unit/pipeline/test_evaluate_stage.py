@@ -87,3 +87,26 @@ def test_the_engine_of_the_settings_samples_both_policies_and_is_closed(folder, 
 def test_an_engine_that_can_not_measure_is_refused_by_name(settings, key):
     with pytest.raises(ConfigError, match=key):
         EvaluateStage.of({**TREE, **settings})
+
+
+def test_metrics_of_texts_need_no_prompts_and_are_grouped_by_the_texts(folder, tmp_path):
+    rows = [{"text": f"The number is {n}.", "topic": "ab"[n % 2]} for n in range(4)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    only = {"prompts": None, "baseline": None, "judge": None, "metrics": ["perplexity"], "by": "topic"}
+    _, document = run(folder, tmp_path, **only, texts=str(tmp_path / "texts.jsonl"))
+    assert document["metrics"]["changes"]["perplexity"]["after"]["n"] == 4
+    assert list(document["metrics"]["groups"]["perplexity"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"metrics": ["perplexity", "length"], "texts": "t"}, "prompts"),
+        ({"metrics": ["mine.py:metric"], "texts": "t"}, "prompts"),
+        ({"metrics": ["perplexity"], "texts": "t", "baseline": "b", "judge": "rules"}, "prompts"),
+        ({"baseline": "b", "judge": "rules"}, "prompts"),
+    ],
+)
+def test_whatever_asks_the_model_needs_prompts(settings, key):
+    with pytest.raises(ConfigError, match=key):
+        EvaluateStage.of({"kind": "evaluate", "policy": "p", **settings})

@@ -45,6 +45,6 @@ def bleu(inputs: MetricInputs) -> Measured:
     )  # fixes the signature's nrefs
     return Measured(
         value=CorpusStatistic(corpus, tuple(known), limits=(0.0, 100.0)),
-        over="prompts" if len(known) == len(references) else "prompts with a reference",
+        places=known,
         about={"signature": str(whole.get_signature()), "num_without_reference": len(references) - len(known)},
     )

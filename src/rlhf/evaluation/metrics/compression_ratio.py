@@ -22,4 +22,4 @@ def compression_ratio(inputs: MetricInputs) -> Measured:
         whole = b"\n".join(lines[i] for i in numbers)
         return len(whole) / len(zlib.compress(whole, 9)) if whole.strip() else math.nan
 
-    return Measured(value=CorpusStatistic(compressed, tuple(range(len(lines))), limits=(0.0, math.inf)))
+    return Measured(value=CorpusStatistic(compressed, tuple(range(len(lines))), limits=(0.0, math.inf), grows=True))

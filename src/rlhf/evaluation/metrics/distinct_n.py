@@ -32,4 +32,4 @@ def _distinct(words: Sequence[Sequence[Sequence[str]]], n: int) -> CorpusStatist
         total = sum(totals[i] for i in numbers)
         return len(set().union(*(different[i] for i in numbers))) / total if total else math.nan
 
-    return CorpusStatistic(share, tuple(range(len(grams))), limits=(0.0, 1.0))
+    return CorpusStatistic(share, tuple(range(len(grams))), limits=(0.0, 1.0), grows=True)

@@ -47,6 +47,6 @@ def ead(inputs: MetricInputs) -> Measured:
         return expectation_adjusted_distinct(len(union), sum(len(tokens[i]) for i in numbers), vocabulary)
 
     return Measured(
-        value=CorpusStatistic(corrected, tuple(range(len(tokens))), limits=(0.0, math.inf)),
+        value=CorpusStatistic(corrected, tuple(range(len(tokens))), limits=(0.0, math.inf), grows=True),
         about={"vocabulary": vocabulary},
     )

@@ -82,11 +82,12 @@ def quality_at_equal_length(inputs: MetricInputs) -> Measured:
     ours, theirs = (_quality(side) for side in (inputs, baseline))
     lengths = [side.per_prompt([math.log(max(1, len(c.tokens))) for c in side.flat]) for side in (inputs, baseline)]
     rows = np.stack([lengths[0] - lengths[1], ours - theirs], axis=1)
-    rows = rows[np.isfinite(rows).all(axis=1)]
+    known = np.flatnonzero(np.isfinite(rows).all(axis=1))
+    rows = rows[known]
     if not len(rows):
         return missing("no prompt has a score on both sides")
     by = "judge" if inputs.needs.judge is not None else "reward"
-    return Measured(value=InterceptStatistic(rows), over="prompts with scores", about={"scored_by": by})
+    return Measured(value=InterceptStatistic(rows), places=known.tolist(), about={"scored_by": by})
 
 
 def _quality(inputs: MetricInputs) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlhf.evaluation.measures import exact_token_kls, why_no_kl
+from rlhf.evaluation.measures import exact_token_kls, why_no_kl, why_not_comparable
 from rlhf.evaluation.metrics.metric_inputs import MetricInputs
 from rlhf.evaluation.metrics.unit_statistics import Measured, missing, ratio
 
@@ -16,12 +16,12 @@ def kl_divergence(inputs: MetricInputs) -> Measured:
         per_token      = sum over all completions / number of all tokens
 
     Completions that the length limit cut count as far as they go, so the sum is that of texts of at most so many tokens
-    (``truncated_frac`` says how many). Source: ``rlhf.evaluation.measures.exact_token_kls``.
+    (``truncated_frac`` says how many). Missing where the reference reads other token ids. Source: ``rlhf.evaluation.measures.exact_token_kls``.
     """
-    reason = why_no_kl(inputs.sampling)
+    assert inputs.needs.ref_model is not None
+    reason = why_no_kl(inputs.sampling) or why_not_comparable(inputs.model, inputs.needs.ref_model)
     if reason is not None:
         return missing(reason)
-    assert inputs.needs.ref_model is not None
     tokens = exact_token_kls(
         inputs.model,
         inputs.needs.ref_model,

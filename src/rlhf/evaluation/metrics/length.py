@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from rlhf.evaluation.intervals import Array
 from rlhf.evaluation.metrics.metric_inputs import MetricInputs
-from rlhf.evaluation.metrics.unit_statistics import Measured, ResampledStatistic
+from rlhf.evaluation.metrics.quantiles import QuantileStatistic
+from rlhf.evaluation.metrics.unit_statistics import Measured
 
 
 def length(inputs: MetricInputs) -> Measured:
@@ -20,16 +18,11 @@ def length(inputs: MetricInputs) -> Measured:
     fewest = min(len(group) for group in inputs.completions)
     rows = np.array([[float(len(c.tokens)) for c in group[:fewest]] for group in inputs.completions])
     return Measured(
-        value=ResampledStatistic(rows, partial(_quantile, share=0.5)),
+        value=QuantileStatistic(rows, 0.5),
         parts={
-            "p95": ResampledStatistic(rows, partial(_quantile, share=0.95)),
+            "p95": QuantileStatistic(rows, 0.95),
             "mean": inputs.mean([float(len(c.tokens)) for c in inputs.flat]),
             "truncated_frac": inputs.mean([float(c.truncated) for c in inputs.flat], share=True),
         },
         about={"limit": inputs.sampling.max_new_tokens},
     )
-
-
-def _quantile(draws: Array, *, share: float) -> Array:
-    found: Array = np.quantile(draws.reshape(len(draws), -1), share, axis=1)
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhf.data.contracts import PreferenceRow, Prompt, Text
 from rlhf.data.expand import text_key
@@ -25,15 +26,26 @@ def reward_accuracy(inputs: MetricInputs) -> Measured:
     difference = differences(found)
     right = np.where(np.isfinite(difference), (np.sign(difference) + 1) / 2, np.nan)
     known = np.isfinite(right)
-    prompts = [text_key(pair.prompt) for pair in pairs]
-    per_prompt = unit_means(right[known], [prompts[i] for i in np.flatnonzero(known).tolist()])
+    units, places = pair_units(pairs, known)
+    per_prompt = unit_means(right[known], units)
     reason = next(iter(found.errors.values()), "there are no pairs")
     return Measured(
         value=MeanStatistic(per_prompt, share=True, reason=reason),
-        over="pairs" if len(set(prompts)) == len(pairs) and known.all() else "prompts of pairs",
+        over="pairs",
+        places=places,
         about={"num_pairs": len(pairs), "num_ties": int((difference == 0).sum())}
         | about_missing(found.errors, 2 * len(pairs)),
     )
+
+
+def pair_units(pairs: Sequence[PreferenceRow], known: NDArray[np.bool_]) -> tuple[list[str], list[int]]:
+    """The prompt of each pair that is known, and the first of those pairs of each prompt, in the order of ``unit_means``."""
+    at = np.flatnonzero(known).tolist()
+    prompts = [text_key(pairs[i].prompt) for i in at]
+    first: dict[str, int] = {}
+    for prompt, i in zip(prompts, at, strict=True):
+        first.setdefault(prompt, i)
+    return prompts, list(first.values())
 
 
 def pair_scores(scorer: Scorer, pairs: Sequence[PreferenceRow]) -> ScoreResult:

@@ -1,9 +1,9 @@
 """Numbers over independent units (prompts, pairs, texts): the value, its interval, and the difference from another.
 
-Four kinds, by what can be resampled:
+Four kinds, by what can be resampled (quantiles are in ``quantiles``):
 
     MeanStatistic       the mean of one value for each unit                   t interval, for shares Wilson with n_eff
-    ResampledStatistic  a function of sums or of all values (ratios, medians) percentile bootstrap over units
+    ResampledStatistic  a function of sums (ratios)                           bootstrap over units
     CorpusStatistic     a function of the set of texts (distinct words, BLEU) delete-a-group jackknife
     MissingStatistic    nothing, with the reason
 
@@ -28,7 +28,7 @@ from rlhf.evaluation.intervals import (
     Estimate,
     bootstrap_interval,
     mean_interval,
-    paired_bootstrap,
+    paired_difference,
     share_interval,
 )
 from rlhf.seeds import derive_seed
@@ -126,13 +126,13 @@ class MeanStatistic(Statistic):
         return Moments(float(known.mean()), math.sqrt(spread / n), n - 1)
 
     def gain(self, before: Statistic, *, seed: int = 0) -> Estimate:
-        """Paired bootstrap over the units that both have."""
+        """``paired_difference`` over the units that both have."""
         if not isinstance(before, MeanStatistic) or before.num_units != self.num_units:
             return Estimate.missing(NOT_COMPARABLE)
         both = np.isfinite(self.values) & np.isfinite(before.values)
         if not both.any():
             return Estimate.missing(self.reason)
-        return paired_bootstrap(before.values[both], self.values[both], seed=seed)
+        return paired_difference(before.values[both], self.values[both], shares=self.share and before.share)
 
     @property
     def _known(self) -> Array:
@@ -142,7 +142,7 @@ class MeanStatistic(Statistic):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResampledStatistic(Statistic):
-    """A function of the rows of all units, such as a ratio of sums or a median."""
+    """A smooth function of the rows of all units, such as a ratio of sums."""
 
     rows: Array
     """[U, k] finite."""
@@ -155,7 +155,7 @@ class ResampledStatistic(Statistic):
         return len(self.rows)
 
     def estimate(self, *, seed: int = 0) -> Estimate:
-        """Percentile bootstrap over units."""
+        """``bootstrap_interval`` over units."""
         if not self.num_units:
             return Estimate.missing("there was nothing to measure")
         return bootstrap_interval(self.rows, self.function, seed=seed)
@@ -194,6 +194,9 @@ class CorpusStatistic(Statistic):
     units: tuple[int, ...]
     limits: tuple[float, float] = (-math.inf, math.inf)
     """What the number can be: the interval ends there."""
+    grows: bool = False
+    """Whether more texts of the same kind give another number, as they do of different words among all: then only as many of others
+    compare."""
 
     @property
     def num_units(self) -> int:
@@ -207,7 +210,11 @@ class CorpusStatistic(Statistic):
             return Estimate.missing("the texts are too short or too few to measure it", n=self.num_units)
         found = _around(value, self._left_out(self.function, seed), self.num_units)
         lowest, highest = self.limits
-        return replace(found, low=max(found.low, lowest), high=min(found.high, highest)) if found.measured else found
+        return (
+            replace(found, low=max(found.low, lowest), high=min(found.high, highest))
+            if math.isfinite(found.low)
+            else found
+        )
 
     def subset(self, numbers: Sequence[int]) -> CorpusStatistic:
         """See ``Statistic``."""
@@ -231,7 +238,13 @@ class CorpusStatistic(Statistic):
         value = difference(self.units) if self.units else math.nan
         if not math.isfinite(value):
             return Estimate.missing("one side's texts are too short or too few to measure it", n=self.num_units)
-        return _around(value, self._left_out(difference, seed), self.num_units)
+        found = _around(value, self._left_out(difference, seed), self.num_units)
+        width = self.limits[1] - self.limits[0]
+        return (
+            replace(found, low=max(found.low, -width), high=min(found.high, width))
+            if math.isfinite(found.low)
+            else found
+        )
 
     def _left_out(self, function: Callable[[Sequence[int]], float], seed: int) -> Array:
         """[G] the number without each group; units are dealt to groups at random, so that their order means nothing."""
@@ -283,6 +296,8 @@ class Measured:
     """More numbers of the same metric, such as ``per_token``; users see them as ``kl_divergence/per_token``."""
     over: str = "prompts"
     """What its units are: ``prompts``, ``pairs`` or ``texts``."""
+    places: Sequence[int] | None = None
+    """Which of those each unit is, or belongs to, where they are not all of them in order."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What a reader must know to repeat it: a signature, a classifier, how many values are missing; JSON."""
 
@@ -340,10 +355,12 @@ def difference_of(one: Moments, other: Moments) -> tuple[Estimate, float]:
 
 def _around(value: float, left_out: Array, num_units: int) -> Estimate:
     error, freedom = jackknife(left_out)
-    if not math.isfinite(error):
-        reason = (
-            "one unit has no interval" if num_units < 2 else "without some of the texts there is nothing to measure"
-        )
+    if not math.isfinite(error) or error == 0:
+        reason = "without some of the texts there is nothing to measure"
+        if num_units < 2:
+            reason = "one unit has no interval"
+        elif error == 0:
+            reason = "leaving texts out changes nothing, so nothing says how far chance would move it"
         return Estimate(value=value, low=math.nan, high=math.nan, n=num_units, reason=reason)
     half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     return Estimate(value=value, low=value - half, high=value + half, n=num_units)

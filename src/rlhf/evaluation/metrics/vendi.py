@@ -52,8 +52,8 @@ def vendi(inputs: MetricInputs) -> Measured:
 
     about = {"num_texts": len(texts), "similarity": "cosine of counts of words and pairs of words"}
     return Measured(
-        value=CorpusStatistic(score, tuple(range(len(texts))), limits=(1.0, float(len(texts)))),
-        over="first prompts",
+        value=CorpusStatistic(score, tuple(range(len(texts))), limits=(1.0, float(len(texts))), grows=True),
+        places=range(len(texts)),
         about=about,
     )
 

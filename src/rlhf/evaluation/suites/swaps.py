@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlhf.errors import DataError
-from rlhf.evaluation.intervals import Estimate, mean_interval
+from rlhf.evaluation.intervals import Estimate, paired_difference
 from rlhf.evaluation.paired_tests import holm, sign_flip_test
 from rlhf.seeds import derive_seed
 
@@ -121,7 +121,11 @@ def group_differences(
                 means=(math.fsum(a for a, _ in both) / len(both), math.fsum(b for _, b in both) / len(both))
                 if both
                 else (math.nan, math.nan),
-                difference=mean_interval(d),
+                difference=paired_difference(
+                    [b for _, b in both],
+                    [a for a, _ in both],
+                    shares=all(0 <= mean <= 1 for pair in both for mean in pair),
+                ),
                 p_value=sign_flip_test(d, seed=derive_seed(seed, "swaps", first, second)) if len(both) else math.nan,
             )
         )

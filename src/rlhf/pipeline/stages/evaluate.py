@@ -43,7 +43,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     seed = seed_of(stage.seed)
     policy = load_policy(stage.policy, at, seed=seed)
     baseline = load_policy(stage.baseline, at, seed=seed) if stage.baseline is not None else None
-    prompts = read_prompts(
+    prompts = [] if stage.prompts is None else read_prompts(
         stage.prompts, policy, at, row_filter=stage.row_filter, workers=stage.data_workers,
         limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
     )  # fmt: skip

@@ -12,14 +12,13 @@ from rlhf.config.metric_table import METRICS
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.datasets import GRPODataset
 from rlhf.errors import ConfigError, DataError, ModelError, UnknownNameError
-from rlhf.evaluation.evaluate_model import evaluate_model, load_metrics, measure, with_baseline
+from rlhf.evaluation.evaluate_model import evaluate_model, load_metrics
 from rlhf.evaluation.metrics.ead import expectation_adjusted_distinct
-from rlhf.evaluation.metrics.metric_inputs import MetricInputs, MetricNeeds
 from rlhf.evaluation.metrics.rouge import rouge_scorer, rouge_scores
 from rlhf.evaluation.metrics.vendi import vendi_score
 from rlhf.models.policy import PolicyModel
-from rlhf.rollout.types import Completion
 from tests.fixtures import tiny
+from tests.fixtures.metric_inputs import completion, inputs_of, is_right, length_judge, measured, pairs
 
 
 @pytest.fixture(scope="module")
@@ -32,45 +31,6 @@ def policy():
 def other():
     tokenizer = tiny.build_tokenizer()
     return PolicyModel(tiny.build_llama(vocab_size=len(tokenizer), seed=1), tokenizer)
-
-
-def length_judge(prompts, completions):
-    """More words are better."""
-    return [float(len(text.split())) for text in completions]
-
-
-def is_right(prompts, completions, answer):
-    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
-
-
-def completion(prompt_id, sample, text, *, truncated=False, num_tokens=None):
-    tokens = list(range(5, 5 + (num_tokens or max(1, len(text.split())))))
-    return Completion(
-        prompt_id=prompt_id, sample=sample, tokens=tokens, logprobs=[-1.0] * len(tokens), weight_version=0, text=text,
-        finish_reason="length" if truncated else "eos",
-    )  # fmt: skip
-
-
-def inputs_of(policy, rows, texts, *, baseline=None, sampling=None, **needs):
-    """``texts``: [P][S]; ``baseline``: the same of the other model."""
-    rows = [{"prompt": row} if isinstance(row, str) else row for row in rows]
-    prompts = list(GRPODataset(rows, policy.tokenizer))
-
-    def given(of):
-        return [
-            [t if isinstance(t, Completion) else completion(p.id, i, t) for i, t in enumerate(group)]
-            for p, group in zip(prompts, of, strict=True)
-        ]
-
-    found = MetricInputs(
-        model=policy, prompts=prompts, needs=MetricNeeds(**needs), given=given(texts),
-        sampling=sampling or SamplingConfig(), samples_per_prompt=len(texts[0]),
-    )  # fmt: skip
-    return found if baseline is None else with_baseline(found, policy, given=given(baseline))
-
-
-def measured(inputs, *names, **kwargs):
-    return measure(inputs, load_metrics(names), **kwargs)
 
 
 # --- Formulas ---
@@ -313,13 +273,6 @@ def test_long_texts_are_scored_in_windows_each_token_once(policy):
 # --- Pairs ---
 
 
-def pairs(*sizes):
-    return [
-        {"prompt": f"p{i}", "chosen": " ".join("w" * a), "rejected": " ".join("w" * b)}
-        for i, (a, b) in enumerate(sizes)
-    ]
-
-
 def test_reward_accuracy_and_calibration_of_pairs(policy):
     rows = pairs((3, 1), (1, 3), (2, 2), (5, 1))
     found = evaluate_model(policy, rows, metrics=["reward_accuracy", "calibration"], reward_model=length_judge)
@@ -347,42 +300,6 @@ def as_reward(function):
     from rlhf.rewards.functions import FunctionReward
 
     return FunctionReward(function, in_process=True, on_error="report")
-
-
-# --- Groups ---
-
-
-def test_groups_are_compared_with_the_rest_and_corrected(policy):
-    rng = np.random.default_rng(0)
-    rows, texts = [], []
-    for i in range(60):
-        group = "abc"[i % 3]
-        rows.append({"prompt": str(i), "topic": group})
-        texts.append([" ".join(["w"] * int(rng.integers(2, 6) + (6 if group == "a" else 0)))])
-    found = measured(inputs_of(policy, rows, texts, judge=length_judge), "judge_score", by="topic").groups[
-        "judge_score"
-    ]
-    assert list(found) == ["a", "b", "c"]
-    assert found["a"].p_corrected < 0.001
-    assert found["a"].difference.value == pytest.approx(
-        found["a"].estimate.value - (found["b"].estimate.value + found["c"].estimate.value) / 2
-    )
-    assert found["a"].p_corrected >= found["a"].p_value
-
-
-def test_small_groups_are_shown_and_compared_with_nothing(policy):
-    rows = [{"prompt": str(i), "topic": "ab"[i >= 2]} for i in range(10)]
-    found = measured(inputs_of(policy, rows, [["w"]] * 10, judge=length_judge), "judge_score", by="topic")
-    small = found.groups["judge_score"]["a"]
-    assert small.estimate.value == 1.0
-    assert math.isnan(small.p_value)
-    assert not small.difference.measured
-
-
-def test_an_unknown_column_is_named(policy):
-    rows = [{"prompt": "x", "topic": "a"}]
-    with pytest.raises(ConfigError, match="topic"):
-        measured(inputs_of(policy, rows, [["w"]], judge=length_judge), "judge_score", by="topics")
 
 
 # --- The table and the function ---

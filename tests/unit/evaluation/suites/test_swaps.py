@@ -115,3 +115,10 @@ def test_a_model_is_asked_and_the_report_says_how_groups_differ():
     assert pair.difference.n == 16
     assert report.to_dict()["suites"]["name_bias"]["group_differences"][0]["groups"] == ["women", "men"]
     assert "women against men" in str(report)
+
+
+def test_groups_that_never_differed_in_few_templates_are_not_certainly_equal():
+    scores = {f"{n}/{group}": [0.0] for n in range(6) for group in "wm"}
+    (pair,) = group_differences(scores, {item: item[0] for item in scores}, {item: item[2] for item in scores})
+    assert (pair.difference.value, pair.p_value) == (0.0, 1.0)
+    assert pair.difference.high > 0.3, "of six refusals none says little of the next one"
