@@ -99,6 +99,15 @@ def test_it_says_how_many_more_prompts_would_tell():
     assert even.more_prompts is None
 
 
+def test_a_judge_that_never_says_a_verdict_leaves_a_record_that_says_so():
+    found = compare_completions(list("pqr"), ["3", "2", "1"], ["1", "1", "3"], Told(lambda first, second: None))
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (record["verdict"], record["unparsed"], record["asked"]) == ("not yet known", 6, 6)
+    assert record["win_rate"]["value"] is None
+    assert record["length_controlled"]["longer_frac"] is None
+    assert (record["wins"], record["ties"], record["losses"]) == (0, 0, 0)
+
+
 def test_an_unparsed_verdict_is_no_tie_and_no_loss():  # trap 6
     # a wins 30 of 40; on the other 10 the judge says nothing that can be read whenever a stands first.
     n = 40

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from rlhf.errors import ConfigError, DataError, require
-from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, share_interval
+from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.ratings.bradley_terry import fit_matches
 from rlhf.evaluation.ratings.fitted import Ratings
 from rlhf.evaluation.ratings.matches import Match, Matches
@@ -109,7 +109,7 @@ class LengthControlled:
     length_effect: float
     """Coefficient of tanh of the standardized length difference, log-odds for the longer one; NaN where there is no rate."""
     longer_frac: float
-    """Share of prompts on which the system's completion is the longer one."""
+    """Share of prompts on which the system's completion is the longer one; NaN without prompts."""
     moved_far: bool
     """Whether the rate moved by more than 10 points and by more than a quarter of the way to 0 or 1: a sign that the fit failed."""
 
@@ -117,8 +117,8 @@ class LengthControlled:
         """For JSON."""
         return {
             "rate": self.rate.to_dict(), "raw": self.raw.to_dict(),
-            "length_effect": self.length_effect if math.isfinite(self.length_effect) else None,
-            "longer_frac": self.longer_frac, "moved_far": self.moved_far,
+            "length_effect": finite_or_none(self.length_effect), "longer_frac": finite_or_none(self.longer_frac),
+            "moved_far": self.moved_far,
         }  # fmt: skip
 
 
