@@ -13,6 +13,7 @@ from rlhf.evaluation.comparison_change import change_since
 from rlhf.evaluation.intervals import share_interval
 from rlhf.evaluation.sample_size import prompts_for_win_rate
 from rlhf.rewards.pairwise.human_votes import HumanVotes
+from rlhf.rewards.pairwise.jury import Jury
 from rlhf.rewards.pairwise.votes import Vote
 
 
@@ -106,6 +107,15 @@ def test_a_judge_that_never_says_a_verdict_leaves_a_record_that_says_so():
     assert record["win_rate"]["value"] is None
     assert record["length_controlled"]["longer_frac"] is None
     assert (record["wins"], record["ties"], record["losses"]) == (0, 0, 0)
+
+
+def test_a_member_of_a_jury_that_never_has_a_verdict_is_named():
+    mute = Told(lambda first, second: None)
+    mute.name = "mute"
+    found = quick(list("pq"), ["3", "2"], ["1", "1"], Jury([Told(by_number), Told(by_number, copy=1), mute]))
+    assert (found.win_rate.value, found.unparsed) == (1.0, 0)
+    assert found.silent_members == {"mute": 4}
+    assert any("mute" in note for note in found.notes())
 
 
 def test_an_unparsed_verdict_is_no_tie_and_no_loss():  # trap 6

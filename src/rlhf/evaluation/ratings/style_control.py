@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, require
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.ratings.bradley_terry import fit_matches
@@ -167,7 +168,7 @@ def length_controlled_win_rate(
     longer, shorter = (float(np.mean(side)) if y.size else math.nan for side in (difference > 0, difference < 0))
     reason = raw.reason
     if not reason and y.size < 10 * NUM_FOLDS:
-        reason = f"{y.size} prompts; it takes {10 * NUM_FOLDS}"
+        reason = f"{counted(y.size, 'prompt')}; it takes {10 * NUM_FOLDS}"
     elif not reason and min(longer, shorter) < MIN_OVERLAP:
         reason = (
             f"the system's completion is longer on {percentage(longer)} and shorter on {percentage(shorter)} of prompts; at equal length "

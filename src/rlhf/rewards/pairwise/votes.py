@@ -46,6 +46,8 @@ class Vote:
     """Why there is none."""
     cost: float = 0.0
     """Dollars."""
+    silent: tuple[str, ...] = ()
+    """Members of a jury that had no verdict."""
 
     def swapped(self) -> Vote:
         """The same verdict on the pair in the other order."""
