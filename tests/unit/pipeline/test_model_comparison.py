@@ -258,6 +258,10 @@ def test_the_command_says_what_a_judge_cost_and_how_often_the_longer_one_won(tmp
     assert "The longer completion won: 100.0" in result.output
 
 
+def test_without_a_judge_the_command_says_what_one_may_be():
+    assert "judge.yaml" in str(rlhf_compare("a", "b").exception)
+
+
 @pytest.mark.parametrize(
     ("args", "key"), [((), "judge"), (("--judge", "longer", "sampels=3"), "sampels"), (("judge.type=x",), "type")]
 )

@@ -155,7 +155,8 @@ def length_controlled_win_rate(
         num_resamples: Of the bootstrap.
 
     Returns:
-        The rate is missing where one of the two is the longer one on fewer than 5 % of prompts, or there are too few prompts.
+        The rate is missing where one of the two is the longer one on fewer than 5 % of prompts, all outcomes are equal, or there are too few
+        prompts.
     """
     check_confidence(confidence)
     y, mine, theirs = (np.asarray(values, dtype=np.float64) for values in (outcomes, lengths, baseline_lengths))
@@ -169,6 +170,8 @@ def length_controlled_win_rate(
     reason = raw.reason
     if not reason and y.size < 10 * NUM_FOLDS:
         reason = f"{counted(y.size, 'prompt')}; it takes {10 * NUM_FOLDS}"
+    elif not reason and np.ptp(y) == 0:
+        reason = "every prompt has the same outcome, and an interval of resampled prompts would have no width"
     elif not reason and min(longer, shorter) < MIN_OVERLAP:
         reason = (
             f"the system's completion is longer on {percentage(longer)} and shorter on {percentage(shorter)} of prompts; at equal length "
