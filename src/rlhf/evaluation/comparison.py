@@ -18,7 +18,7 @@ import numpy as np
 from rlhf.data.contracts import Text
 from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.message_text import counted
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, MissingExtraError
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.label_correction import Correction, corrected_by
 from rlhf.evaluation.position_bias import PositionBias, by_prompt, known_means, position_bias
@@ -373,14 +373,25 @@ def _longer_won(y: Array, pairs: Sequence[Pair], names: Sequence[str], confidenc
 
 
 def _at_equal_length(y: Array, pairs: Sequence[Pair], names: Sequence[str], confidence: float) -> LengthControlled:
-    """AlpacaEval's, on prompts; characters."""
+    """AlpacaEval's, on prompts; characters. Missing, with what to install, where the package that fits it is not there."""
     own = [name for name, value in zip(names, y, strict=True) if math.isfinite(value)]
     kept = [pair for pair, value in zip(pairs, y, strict=True) if math.isfinite(value)]
     mine, theirs = (
         np.array([len(text) for text in texts], dtype=np.float64)
         for texts in ([pair.first for pair in kept], [pair.second for pair in kept])
     )
-    return length_controlled_win_rate(
-        known_means(y[np.isfinite(y)], own), known_means(mine, own), known_means(theirs, own),
-        seed=0, confidence=confidence, num_resamples=LENGTH_RESAMPLES,
-    )  # fmt: skip
+    outcomes = known_means(y[np.isfinite(y)], own)
+    try:
+        return length_controlled_win_rate(
+            outcomes, known_means(mine, own), known_means(theirs, own),
+            seed=0, confidence=confidence, num_resamples=LENGTH_RESAMPLES,
+        )  # fmt: skip
+    except MissingExtraError as err:  # verdicts were paid for: what else they say is not lost
+        raw = share_interval(outcomes, confidence=confidence)
+        return LengthControlled(
+            rate=Estimate.missing(str(err).rstrip(".")),
+            raw=raw,
+            length_effect=math.nan,
+            longer_frac=math.nan,
+            moved_far=False,
+        )

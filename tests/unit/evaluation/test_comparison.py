@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -107,6 +108,15 @@ def test_a_judge_that_never_says_a_verdict_leaves_a_record_that_says_so():
     assert record["win_rate"]["value"] is None
     assert record["length_controlled"]["longer_frac"] is None
     assert (record["wins"], record["ties"], record["losses"]) == (0, 0, 0)
+
+
+def test_without_scikit_learn_only_the_rate_at_equal_length_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    prompts = [f"p{i}" for i in range(80)]
+    a, b = ["1" * (1 + i % 3) for i in range(80)], ["1" * (1 + i % 2) for i in range(80)]
+    found = compare_completions(prompts, a, b, Told(by_number))
+    assert found.win_rate.measured
+    assert "eval" in found.length.rate.reason
 
 
 def test_a_member_of_a_jury_that_never_has_a_verdict_is_named():
