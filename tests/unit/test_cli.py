@@ -157,6 +157,12 @@ def test_every_command_explains_itself(call):
         assert "Usage: rlhf" in out
 
 
+@pytest.mark.parametrize(("command", "shown"), [("evaluate", "metrics=[length,"), ("capabilities", "suites=[general,")])
+def test_lists_in_a_help_are_shown_and_not_read_as_markup(call, command, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert shown in call(command, "--help")[1]
+
+
 def test_the_version_needs_no_command(call):
     assert call("--version") == (0, f"{rlhf.__version__}\n", "")
 

@@ -110,20 +110,23 @@ def _show(found: Any, folder: Path) -> None:
     comparison = found.comparison
     say(
         f"Judge {comparison.judge['name']}: {comparison.wins:,} won, {comparison.ties:,} tied ({comparison.identical:,} of equal texts), "
-        f"{comparison.losses:,} lost; {comparison.unparsed:,} of {comparison.asked:,} verdicts unparsed."
+        f"{comparison.losses:,} lost; {comparison.unparsed:,} of {comparison.asked:,} verdicts unparsed"
+        f"{f', {comparison.cost:.4f} dollars' if comparison.cost else ''}."
     )
     if comparison.length is not None:
-        from rlhf.formatting import percentage
-
-        rate = comparison.length.rate
-        say(
-            f"At equal length: {percentage(rate.value)} [{percentage(rate.low)}, {percentage(rate.high)}]."
-            if rate.measured
-            else f"At equal length: not measured, {rate.reason}."
-        )
+        say(f"At equal length: {_rate(comparison.length.rate)}.")
+    say(f"The longer completion won: {_rate(comparison.longer_won)}.")
     for note in found.notes():
         say(f"- {note}")
     say(f"{folder}/comparison.json, comparison.md")
+
+
+def _rate(rate: Any) -> str:
+    from rlhf.formatting import percentage
+
+    if not rate.measured:
+        return f"not measured, {rate.reason}"
+    return f"{percentage(rate.value)} [{percentage(rate.low)}, {percentage(rate.high)}]"
 
 
 def _file_name(text: str) -> str:

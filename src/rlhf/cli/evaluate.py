@@ -33,7 +33,7 @@ def evaluate(
 
     \b
     rlhf evaluate runs/demo/dpo/model prompts=test.jsonl baseline=runs/demo/sft/model
-    rlhf evaluate MODEL prompts=test.jsonl metrics=[length,toxicity] toxicity_classifier=FOLDER
+    rlhf evaluate MODEL prompts=test.jsonl metrics=\\[length,toxicity] toxicity_classifier=FOLDER
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=FILE.py:FUNCTION by=topic
     rlhf evaluate MODEL prompts=test.jsonl baseline=BEFORE judge=judge.yaml
     rlhf evaluate MODEL texts=texts.jsonl

@@ -56,11 +56,11 @@ def stages_with_commands() -> dict[str, str]:
 def one_stage(kind: str, about: str) -> Callable[..., None]:
     """The command ``rlhf KIND``: a recipe of one stage made from the command line.
 
-
     Args:
         kind: Of the stage.
         about: Its help.
     """
+    from rich.markup import escape
 
     def command(
         settings: list[str],
@@ -93,7 +93,7 @@ def one_stage(kind: str, about: str) -> Callable[..., None]:
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 
-    command.__doc__ = about
+    command.__doc__ = escape(about)  # brackets would be read as markup
     listed = f"Settings as key.sub=value; `rlhf config schema {kind}` lists them."
     command.__annotations__["settings"] = Annotated[list[str], typer.Argument(help=listed, metavar="KEY=VALUE...")]
     return command

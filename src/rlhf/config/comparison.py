@@ -16,7 +16,7 @@ class CompareConfig(BaseConfig):
     """A model folder, a stage of a run (`runs/x/ppo`), a hub name, `embedded`, an alias of the registry, or a file of completions."""
     b: InputPath
     """What it is compared with; the same."""
-    judge: JudgeConfig
+    judge: JudgeConfig = Field(examples=["judge.yaml", "longer", "package.module:function", "models/reward"])
     """Settings of a judge, a file `judge.yaml`, or a text that stands for one."""
     prompts: InputPath | list[InputPath] | None = None
     """Held-out prompts; without them those of the files of completions."""

@@ -71,6 +71,13 @@ def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationEr
     return lines
 
 
+def _examples(root: type[BaseModel], place: Place) -> str:
+    """What a required key may be: the examples of its own field, else those of all keys of its name."""
+    key = place[-1] if place else ""
+    own = root.model_fields[str(key)].examples if len(place) == 1 and key in root.model_fields else None
+    return f"; for example {', '.join(map(str, own))}" if own else EXAMPLES.get(key, "")
+
+
 def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tuple[Place, str, str]:
     """Place, message, and what was got, if that is worth showing."""
     place, context = _place(tree, error), error.get("ctx", {})
@@ -78,7 +85,7 @@ def _complaint(root: type[BaseModel], tree: Mapping[str, Any], error: Any) -> tu
         case "extra_forbidden":
             return place, f"unknown key.{_hint(root, tree, place)}", ""
         case "missing":
-            return place, f"this key is required{EXAMPLES.get(place[-1] if place else '', '')}.", ""
+            return place, f"this key is required{_examples(root, place)}.", ""
         case "invalid_key":
             key = error["input"]
             hint = _quote_it("string_type", key).replace("write text", "write it")

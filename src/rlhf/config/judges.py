@@ -160,7 +160,8 @@ class EndpointJudgeConfig(PromptedJudgeConfig):
     deadline_seconds: float = Field(600.0, gt=0)
     """For one verdict with all its retries and waits."""
     retries: int = Field(5, ge=0)
-    """Further attempts after a refused connection, a timeout, or a status of 408, 425, 429 or 500 and above."""
+    """Further attempts after a refused connection, a timeout, a status of 408, 425, 429 or 500 and above, or an answer that is no chat
+    completion."""
     backoff_seconds: float = Field(1.0, gt=0)
     """Waited before the first retry, twice as long before each further one; `Retry-After` counts instead where it is sent."""
 
@@ -198,7 +199,8 @@ class LocalJudgeConfig(PromptedJudgeConfig):
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
     max_tokens: int = Field(512, ge=1)
-    """Longest answer in tokens; an answer that is cut counts as unparsed."""
+    """Longest answer in tokens; an answer that is cut counts as unparsed, and so does a pair that leaves no room for it in the model's
+    context."""
 
     def models_asked(self) -> list[tuple[str, str]]:
         """The one that it is."""

@@ -7,6 +7,7 @@ every interval. What the judge did not say in a form that can be read is counted
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,7 +18,7 @@ import numpy as np
 from rlhf.data.contracts import Text
 from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.message_text import counted
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, MissingExtraError
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.label_correction import Correction, corrected_by
 from rlhf.evaluation.position_bias import PositionBias, by_prompt, known_means, position_bias
@@ -71,6 +72,8 @@ class Comparison:
     """Of them, those that could not be read."""
     unparsed_reasons: Mapping[str, int]
     """Why, and how often."""
+    silent_members: Mapping[str, int]
+    """Member of a jury -> of how many verdicts it had none; those that always had one are left out."""
     missing_pairs: int
     """Pairs without an outcome, for one order or both have no verdict."""
     position: PositionBias | None
@@ -135,6 +138,10 @@ class Comparison:
                 f"{self.unparsed:,} of {self.asked:,} verdicts could not be read ({reason}); they are left out, "
                 "and are neither ties nor losses."
             )
+        found += [
+            f"{member}, of the jury, has no verdict in {counted(times, 'case')} of {self.asked:,}."
+            for member, times in self.silent_members.items()
+        ]
         if self.position is not None and self.position.is_biased:
             rate = self.position.first_rate
             where = "first" if rate.value > 0.5 else "second"
@@ -161,6 +168,7 @@ class Comparison:
             "num_prompts": self.num_prompts,
             "asked": self.asked, "unparsed": self.unparsed, "parse_rate": finite_or_none(self.parse_rate),
             "unparsed_reasons": dict(self.unparsed_reasons), "missing_pairs": self.missing_pairs,
+            "silent_members": dict(self.silent_members),
             "position": None if self.position is None else self.position.to_dict(),
             "length_controlled": None if self.length is None else self.length.to_dict(),
             "longer_won": self.longer_won.to_dict(),
@@ -249,6 +257,7 @@ def compare_completions(
         asked=len(votes),
         unparsed=len(unread),
         unparsed_reasons=_most_common(unread),
+        silent_members=dict(Counter(member for vote in votes for member in vote.silent)),
         missing_pairs=int((~np.isfinite(y)).sum()),
         position=None if judge.symmetric else position_bias(verdicts, names, confidence),
         length=_at_equal_length(y, pairs, names, confidence) if length_control else None,
@@ -354,14 +363,25 @@ def _longer_won(y: Array, pairs: Sequence[Pair], names: Sequence[str], confidenc
 
 
 def _at_equal_length(y: Array, pairs: Sequence[Pair], names: Sequence[str], confidence: float) -> LengthControlled:
-    """AlpacaEval's, on prompts; characters."""
+    """AlpacaEval's, on prompts; characters. Missing, with what to install, where the package that fits it is not there."""
     own = [name for name, value in zip(names, y, strict=True) if math.isfinite(value)]
     kept = [pair for pair, value in zip(pairs, y, strict=True) if math.isfinite(value)]
     mine, theirs = (
         np.array([len(text) for text in texts], dtype=np.float64)
         for texts in ([pair.first for pair in kept], [pair.second for pair in kept])
     )
-    return length_controlled_win_rate(
-        known_means(y[np.isfinite(y)], own), known_means(mine, own), known_means(theirs, own),
-        seed=0, confidence=confidence, num_resamples=LENGTH_RESAMPLES,
-    )  # fmt: skip
+    outcomes = known_means(y[np.isfinite(y)], own)
+    try:
+        return length_controlled_win_rate(
+            outcomes, known_means(mine, own), known_means(theirs, own),
+            seed=0, confidence=confidence, num_resamples=LENGTH_RESAMPLES,
+        )  # fmt: skip
+    except MissingExtraError as err:  # verdicts were paid for: what else they say is not lost
+        raw = share_interval(outcomes, confidence=confidence)
+        return LengthControlled(
+            rate=Estimate.missing(str(err).rstrip(".")),
+            raw=raw,
+            length_effect=math.nan,
+            longer_frac=math.nan,
+            moved_far=False,
+        )

@@ -23,6 +23,8 @@ from rlhf.seeds import derive_seed
 BUSY = (408, 425, 429)
 """Statuses below 500 that mean: retry later."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_REFUSAL_BYTES = 10_000
+"""Of a refusal that are read."""
 NOTICE_SECONDS = 20.0
 """The shortest wait that is worth a word."""
 USUAL = 3.0
@@ -53,7 +55,9 @@ class Request:
     about: str
     """Its content in error messages: "64 completions from 'p0' on"."""
     read: Callable[[bytes, str], Answer]
-    """Makes an answer of bytes and their content type. Raises AnswerError where it can't."""
+    """Makes an answer of bytes and their content type. Raises AnswerError where it can't, Later where another attempt may be better."""
+    declined: Callable[[int, str], Answer | None] = lambda status, said: None
+    """Makes an answer of a refusal that is about this request alone, of its status and words; None where it is about all of them."""
     answer: Answer | None = None
     attempts: int = 0
     trouble: str = ""
@@ -169,6 +173,9 @@ class Caller:
         if response.has_redirect_location:
             raise self._refusal(request, f"redirects to {response.headers['location']!r}; set url to that")
         if not response.is_success:
+            words = content[:MAX_REFUSAL_BYTES].decode("utf-8", errors="replace")
+            if (answer := request.declined(status, words)) is not None:
+                return answer
             raise self._refusal(request, f"refused with status {status}: {beginning!r}")
         try:
             return request.read(content, response.headers.get("content-type", "not named"))

@@ -65,6 +65,8 @@ def test_ties_by_hand():
 def test_equal_right_completions_have_no_spread():
     rows = [ScoredRow("ref:1", "Ties", [3.0], [1.0]), ScoredRow("tied:1", "Ties", [2.0, 2.0], [1.0])]
     assert ties_score(rows)[1]["margin"] == 1.0
+    nothing = [ScoredRow("ref:1", "Ties", [1.0], [1.0]), ScoredRow("tied:1", "Ties", [1.0, 1.0], [1.0])]
+    assert ties_score(nothing)[0] == 0.0, "one score for all is worth nothing, and no less"
     with pytest.raises(DataError, match="ref:N"):
         ties_score([ScoredRow("x", "Ties", [1.0], [0.0])])
     with pytest.raises(DataError, match="tied:N"):
@@ -77,6 +79,7 @@ def test_the_total_is_the_mean_over_subsets_and_not_over_rows():
     assert found.scores["score"].value == 0.5
     assert found.scores["Math"].value == 1.0
     assert found.scores["Math"].low < 1.0
+    assert set(found.missing) == {"Factuality", "Precise IF", "Safety", "Ties"}, "it is the score of two subsets only"
 
 
 def test_a_reward_is_scored_from_a_file(tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rlhf.evaluation.comparison_change import change_since
 from rlhf.evaluation.intervals import share_interval
 from rlhf.evaluation.sample_size import prompts_for_win_rate
 from rlhf.rewards.pairwise.human_votes import HumanVotes
+from rlhf.rewards.pairwise.jury import Jury
 from rlhf.rewards.pairwise.votes import Vote
 
 
@@ -97,6 +99,33 @@ def test_it_says_how_many_more_prompts_would_tell():
     assert tied.more_prompts == pytest.approx(prompts_for_win_rate(0.05, tie_frac=0.2) - 100, abs=1)
     even = quick(["p", "q"], ["1", "0"], ["0.5", "0.5"], Told(by_number))
     assert even.more_prompts is None
+
+
+def test_a_judge_that_never_says_a_verdict_leaves_a_record_that_says_so():
+    found = compare_completions(list("pqr"), ["3", "2", "1"], ["1", "1", "3"], Told(lambda first, second: None))
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (record["verdict"], record["unparsed"], record["asked"]) == ("not yet known", 6, 6)
+    assert record["win_rate"]["value"] is None
+    assert record["length_controlled"]["longer_frac"] is None
+    assert (record["wins"], record["ties"], record["losses"]) == (0, 0, 0)
+
+
+def test_without_scikit_learn_only_the_rate_at_equal_length_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    prompts = [f"p{i}" for i in range(80)]
+    a, b = ["1" * (1 + i % 3) for i in range(80)], ["1" * (1 + i % 2) for i in range(80)]
+    found = compare_completions(prompts, a, b, Told(by_number))
+    assert found.win_rate.measured
+    assert "eval" in found.length.rate.reason
+
+
+def test_a_member_of_a_jury_that_never_has_a_verdict_is_named():
+    mute = Told(lambda first, second: None)
+    mute.name = "mute"
+    found = quick(list("pq"), ["3", "2"], ["1", "1"], Jury([Told(by_number), Told(by_number, copy=1), mute]))
+    assert (found.win_rate.value, found.unparsed) == (1.0, 0)
+    assert found.silent_members == {"mute": 4}
+    assert any("mute" in note for note in found.notes())
 
 
 def test_an_unparsed_verdict_is_no_tie_and_no_loss():  # trap 6

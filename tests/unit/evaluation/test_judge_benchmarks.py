@@ -13,6 +13,8 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.benchmarks.alpaca_eval import annotated_win_rate
 from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS
 from rlhf.evaluation.benchmarks.run_benchmark import OPENERS, run_benchmark
+from tests.unit.rewards.pairwise.endpoint import judging, longer
+from tests.unit.rewards.servers import serving
 
 
 def write(path, rows):
@@ -34,6 +36,44 @@ def test_llmbar_by_hand(tmp_path):
     assert found.scores["accuracy"].value == (1 + 0 + 0.5 + 1) / 4
     assert [item["score"] for item in found.items] == [1.0, 0.0, 0.5, 1.0]
     assert "first_place_won" not in found.scores
+
+
+def test_each_set_has_a_file_of_its_own(tmp_path):
+    names = ["llmbar-natural", "llmbar-manual"]
+    rows = {"llmbar-natural": [pair("aa", "b", 1)], "llmbar-manual": [pair("aa", "b", 2)]}
+    questions = {name: write(tmp_path / f"{name}-questions.json", own) for name, own in rows.items()}
+    run_benchmark("longer", names, tmp_path / "out", questions=questions)
+    found = {name: json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in names}
+    assert [found[name]["scores"]["accuracy"]["value"] for name in names] == [1.0, 0.0]
+    assert [found[name]["name"] for name in names] == names
+
+
+def test_verdicts_are_kept_beside_the_results_and_asked_for_once(tmp_path):
+    path = write(tmp_path / "d.json", [pair("aa", "b", 1), pair("a", "bb", 2)])
+    with serving(judging(longer), path="/v1") as service:
+        judge = {"type": "endpoint", "url": service.url, "model": "m"}
+        for _ in range(2):
+            found = run_benchmark(judge, "llmbar-natural", tmp_path / "out", questions={"llmbar-natural": path})
+            assert found["llmbar-natural"].scores["accuracy"].value == 1.0
+    assert len(service.asked) == 4
+
+
+def test_a_setting_that_no_benchmark_takes_is_refused(tmp_path):
+    path = write(tmp_path / "d.json", [pair("aa", "b", 1)])
+    with pytest.raises(ConfigError, match=r"limt.*Did you mean 'limit'"):
+        run_benchmark("longer", "llmbar-natural", questions={"llmbar-natural": path}, limt=1)
+
+
+def test_a_judge_that_prefers_the_first_place_is_exposed(tmp_path):
+    path = write(tmp_path / "d.json", [pair(f"a{n}", f"b{n}", 1 + n % 2) for n in range(20)])
+
+    def first_place(prompts, first, second):
+        return [1.0] * len(prompts)
+
+    found = run_benchmark(first_place, "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
+    assert found.scores["accuracy"].value == 0.5, "what it says of either completion is worth a coin"
+    assert found.scores["first_place_won"].low > 0.5
+    assert any("first place" in note for note in found.notes)
 
 
 def test_pandalm_by_hand(tmp_path):
@@ -109,6 +149,13 @@ def test_trap_22_without_overlap_in_length_there_is_no_rate(tmp_path):
     found = annotated_win_rate(write(tmp_path / "a.json", rows))
     assert found.raw.value == 0.5
     assert not found.rate.measured
+
+
+def test_a_draw_is_1_5_or_0(tmp_path):
+    rows = [{"output_1": "a", "output_2": "b", "preference": value} for value in (0, 1.5, 2, 1)]
+    assert annotated_win_rate(write(tmp_path / "a.json", rows)).raw.value == 0.5
+    one = annotated_win_rate(write(tmp_path / "b.json", [*rows, {**rows[0], "preference": 2}])).raw
+    assert one.value == pytest.approx((0.5 + 0.5 + 1 + 0 + 1) / 5)
 
 
 def test_a_preference_out_of_its_range_is_refused(tmp_path):

@@ -246,6 +246,22 @@ def test_the_command_prints_one_verdict_and_takes_a_judge_as_a_file_or_as_settin
     assert len(list((tmp_path / "runs" / "compare").iterdir())) == 1
 
 
+def test_the_command_says_what_a_judge_cost_and_how_often_the_longer_one_won(tmp_path):
+    a = answers(tmp_path / "a.jsonl", [(f"p{i}", "aa", {}) for i in range(10)])
+    b = answers(tmp_path / "b.jsonl", [(f"p{i}", "bbbb", {}) for i in range(10)])
+    with serving(judging(longer), path="/v1") as service:
+        judge = ["judge.type=endpoint", f"judge.url={service.url}", "judge.model=m"]
+        result = rlhf_compare(
+            a, b, *judge, "judge.input_price=1000", "judge.output_price=10000", "-o", tmp_path / "out"
+        )
+    assert "4.0000 dollars" in result.output, "20 answers at 100 / 1,000 + 10 / 100"
+    assert "The longer completion won: 100.0" in result.output
+
+
+def test_without_a_judge_the_command_says_what_one_may_be():
+    assert "judge.yaml" in str(rlhf_compare("a", "b").exception)
+
+
 @pytest.mark.parametrize(
     ("args", "key"), [((), "judge"), (("--judge", "longer", "sampels=3"), "sampels"), (("judge.type=x",), "type")]
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from rlhf.errors import look_up
+from rlhf.errors import DataError, look_up
 from rlhf.evaluation.adversarial.drift import Drift, hidden_drift
 from rlhf.evaluation.adversarial.flaws import FLAWS, Asked, flaws_of
 from rlhf.evaluation.adversarial.perturbations import PERTURBATIONS, Perturbation
@@ -69,6 +69,7 @@ class AdversarialReport:
     drift: Drift | None = None
     """Only a warning, it decides nothing."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    """Perturbation -> why it, or an item of it, has no score; the first is named."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -136,11 +137,14 @@ class AdversarialValidator:
         """
         policy = policy if isinstance(policy, PolicyModel) else PolicyModel.from_pretrained(str(policy))
         plain = self._ask(policy, self.suite, "plain", progress)
-        runs = {
-            name: self._ask(policy, perturbed(self.suite, name, each, seed=self.seed), name, progress)
-            for name, each in self.perturbations.items()
-        }
-        missing = {name: f"item {i}: {why}" for name, run in runs.items() for i, why in [*run.missing.items()][:1]}
+        runs: dict[str, SuiteRun] = {}
+        missing: dict[str, str] = {}
+        for name, each in self.perturbations.items():
+            try:
+                runs[name] = self._ask(policy, perturbed(self.suite, name, each, seed=self.seed), name, progress)
+            except DataError as err:  # as written the suite could be asked: this makes a prompt too long for the model
+                missing[name] = str(err)
+        missing |= {name: f"item {i}: {why}" for name, run in runs.items() for i, why in [*run.missing.items()][:1]}
         drift = None
         if reference is not None:
             other = reference if isinstance(reference, PolicyModel) else PolicyModel.from_pretrained(str(reference))
@@ -236,7 +240,10 @@ def compared(
 def worst_cases(
     plain: SuiteRun, runs: Mapping[str, SuiteRun], perturbations: Mapping[str, Perturbation]
 ) -> dict[str, Estimate]:
-    """Family -> mean of each unit's lowest score, the plain one among them; the unit stays the unit of the interval."""
+    """Family -> mean of each unit's lowest score, the plain one among them; the unit stays the unit of the interval.
+
+    Of a unit that lacks a score under one of them the lowest is not known, and it is left out.
+    """
     families: dict[str, list[str]] = {}
     for name in runs:
         families.setdefault(perturbations[name].family, []).append(name)
@@ -246,7 +253,9 @@ def worst_cases(
     found = {}
     for family, names in families.items():
         scores = [runs[name].unit_scores() for name in names]
-        lowest = np.array([min([base[unit], *(s[unit] for s in scores if unit in s)]) for unit in base])
+        lowest = np.array(
+            [min(base[unit], *(s[unit] for s in scores)) for unit in base if all(unit in s for s in scores)]
+        )
         is_share = lowest.size > 0 and bool(((lowest >= 0) & (lowest <= 1)).all())
         found[family] = share_interval(lowest) if is_share else mean_interval(lowest)
     return found

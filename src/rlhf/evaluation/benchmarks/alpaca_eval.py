@@ -26,6 +26,7 @@ from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rollout.local import LocalEngine
 
 NAME = "alpaca-eval"
+DRAW = 0.5
 
 
 def run_alpaca_eval(
@@ -81,6 +82,11 @@ def run_alpaca_eval(
             for number, (value, answer) in enumerate(zip(found.per_prompt.values(), answers, strict=True))
         ],
         notes=[found.sentence("the policy", "the reference"), *found.notes()],
+        missing={
+            str(number): "no verdict that can be read"
+            for number, value in enumerate(found.per_prompt.values())
+            if value is None
+        },
     )  # fmt: skip
 
 
@@ -89,7 +95,7 @@ def annotated_win_rate(path: Path | str, *, seed: int = 0) -> LengthControlled:
 
     Args:
         path: ``annotations.json``: rows with ``output_1`` (the baseline), ``output_2`` (the model) and ``preference``, from 1 (the
-            baseline) to 2 (the model); rows without one are left out.
+            baseline) to 2 (the model), 1.5 or 0 for a draw; rows without one are left out.
         seed: Of the bootstrap.
 
     Raises:
@@ -100,9 +106,8 @@ def annotated_win_rate(path: Path | str, *, seed: int = 0) -> LengthControlled:
     ]
     for row in rows:
         value = row["preference"]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 2:
-            raise DataError(f"{path} has the preference {value!r}; wanted a number from 1 to 2, or null.")
-    return length_controlled_win_rate(
-        [row["preference"] - 1 for row in rows], [len(row["output_2"]) for row in rows], [len(row["output_1"]) for row in rows],
-        seed=seed,
-    )  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (value == 0 or 1 <= value <= 2):
+            raise DataError(f"{path} has the preference {value!r}; wanted a number from 1 to 2, 0 for a draw, or null.")
+    outcomes = [row["preference"] - 1 if row["preference"] else DRAW for row in rows]
+    lengths, baseline_lengths = ([len(row[name]) for row in rows] for name in ("output_2", "output_1"))
+    return length_controlled_win_rate(outcomes, lengths, baseline_lengths, seed=seed)

@@ -126,7 +126,11 @@ def run_mt_bench(
             {"id": row["id"], "score": value, "answers": mine, "baseline_answers": yours}
             for row, value, mine, yours in zip(rows, by_question, *both, strict=True)
         ],
-        notes=["Pairwise against the baseline, not grades from 1 to 10.", *found.notes()],
+        notes=[
+            "Pairwise against the baseline, not grades from 1 to 10.",
+            *(["Math, reasoning and coding were judged without reference answers."] if references is None else []),
+            *found.notes(),
+        ],
         missing={row["id"]: "no verdict on one turn or both" for row, v in zip(rows, by_question, strict=True) if v is None},
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from rlhf.evaluation.intervals import Estimate, share_interval
 from rlhf.files import sha256
 
 TIES = "Ties"
+SUBSETS = ("Factuality", "Precise IF", "Math", "Safety", "Focus", TIES)
 TIE_WEIGHTS = {"tied_accuracy": 0.30, "ref_accuracy": 0.30, "wide_margin": 0.20, "ref_margin": 0.20, "margin": 0.01}
 """Of the parts of the score of Ties, as published."""
 
@@ -58,8 +59,8 @@ def ties_score(rows: Sequence[ScoredRow]) -> tuple[float, dict[str, float]]:
         + .2 share(margin(tied) > spread(tied)) + .2 share(min(margin(tied), margin(ref)) > spread(tied))
         + .01 mean tanh(min(margin(tied), margin(ref)) / spread(tied) - 1)
 
-    The last three are over prompts that are in both forms. Where all right completions of a prompt score the same, its spread is 0, and
-    the ratio in the last part counts as infinite, with the sign of the margin.
+    The last three are over prompts that are in both forms. Where all right completions of a prompt score the same, its spread is 0, the
+    ratio in the last part is infinite, with the sign of the margin, and its tanh 1 or -1; where the margin is 0, too, that part is 0.
 
     Args:
         rows: Ids ``ref:N`` (one right completion) and ``tied:N`` (several).
@@ -88,13 +89,15 @@ def ties_score(rows: Sequence[ScoredRow]) -> tuple[float, dict[str, float]]:
         "ref_accuracy": float(np.mean([margin(row) > 0 for row in forms["ref"].values()])),
         "wide_margin": float(np.mean([margin(tied) > s for (tied, _), s in zip(pairs, spreads, strict=True)])),
         "ref_margin": float(np.mean([m > s for m, s in zip(least, spreads, strict=True)])),
-        "margin": float(np.mean([math.tanh(_ratio(m, s) - 1) for m, s in zip(least, spreads, strict=True)])),
+        "margin": float(np.mean([_margin_score(m, s) for m, s in zip(least, spreads, strict=True)])),
     }
     return sum(TIE_WEIGHTS[name] * value for name, value in parts.items()), parts
 
 
-def _ratio(margin: float, spread: float) -> float:
-    return margin / spread if spread > 0 else math.copysign(math.inf, margin) if margin else 0.0
+def _margin_score(margin: float, spread: float) -> float:
+    if spread > 0:
+        return math.tanh(margin / spread - 1)
+    return math.copysign(1.0, margin) if margin else 0.0
 
 
 def read_reward_bench(path: Path | str) -> list[dict[str, Any]]:
@@ -160,7 +163,11 @@ def reward_bench_result(rows: Sequence[ScoredRow], *, settings: Mapping[str, Any
     for row in rows:
         subsets.setdefault(row.subset, []).append(row)
     scores: dict[str, Estimate] = {}
-    missing: dict[str, str] = {}
+    missing = {
+        name: "there is no row of this subset, so the score is no RewardBench 2 score"
+        for name in SUBSETS
+        if name not in subsets
+    }
     for name, own in subsets.items():
         if name == TIES:
             value, parts = ties_score(own)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.errors import ConfigError, DataError, did_you_mean, look_up
 from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS, Benchmark
 from rlhf.evaluation.benchmarks.harness import PREFIX, run_harness_task
 from rlhf.evaluation.benchmarks.results import BenchmarkResult
@@ -17,6 +19,8 @@ from rlhf.files import make_folder
 from rlhf.models.policy import PolicyModel
 from rlhf.rewards.factory import as_scorer, build_reward
 from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.verdict_cache import FILE as VERDICTS
+from rlhf.rewards.pairwise.votes import PairwiseJudge
 from rlhf.rewards.types import Scorer, TextCompletion, ask_scorer
 
 FOLDER_VARIABLE = "RLHF_BENCHMARKS"
@@ -41,7 +45,8 @@ def run_benchmark(
         model: What is measured: a policy or its folder; for benchmarks of rewards a reward model's folder or any other reward;
             for benchmarks of judges settings of a judge.
         benchmarks: Names of ``BENCHMARKS``, or ``lm-eval:TASK``.
-        output_dir: Where each result is written as ``NAME.json``; None to write none.
+        output_dir: Where each result is written as ``NAME.json``, and verdicts of language models are kept, so that none is asked for
+            twice; None to write and keep none.
         questions: Name -> its question file; by default the file's usual name in the folder of the variable RLHF_BENCHMARKS.
         limit: Use only this many items, the first ones.
         seed: The same seed gives the same samples.
@@ -53,7 +58,7 @@ def run_benchmark(
     Raises:
         UnknownNameError: No benchmark has that name.
         DataError: A question file is not there, or wrong; says which and where it was looked for.
-        ConfigError: A benchmark needs something that was not given.
+        ConfigError: A benchmark needs something that was not given, or none takes something that was.
     """
     names = [benchmarks] if isinstance(benchmarks, str) else list(benchmarks)
     planned = {name: None if name.startswith(PREFIX) else look_up(BENCHMARKS, name, kind="benchmark") for name in names}
@@ -62,6 +67,11 @@ def run_benchmark(
         for need in known.needs if known is not None else ():
             if need != "questions" and settings.get(need) is None:
                 raise ConfigError(f"The benchmark {name} needs {need}=...: {known.about if known else ''}.")
+    runs = {name: run_harness_task if known is None else _function(known) for name, known in planned.items()}
+    _check_settings(settings, runs.values())
+    verdicts = None if output_dir is None else Path(output_dir) / VERDICTS
+    if settings.get("judge") is not None:
+        settings["judge"] = build_judge(settings["judge"], cache=verdicts)
     given = {"limit": limit, "seed": seed, **settings}
     opened: dict[str, Any] = {}
     found: dict[str, BenchmarkResult] = {}
@@ -70,17 +80,38 @@ def run_benchmark(
     for name, known in planned.items():
         what = known.measures if known is not None else "policy"
         if what not in opened:
-            opened[what] = OPENERS[what](model)
+            opened[what] = OPENERS[what](model, verdicts)
         if known is None:
-            result = run_harness_task(opened[what], name.removeprefix(PREFIX), **given)
+            result = runs[name](opened[what], name.removeprefix(PREFIX), **given)
         else:
-            module, _, function = known.runs.partition(":")
-            run = getattr(importlib.import_module(f"rlhf.evaluation.benchmarks.{module}"), function)
-            result = run(opened[what], questions=files[name], **given)
+            result = replace(runs[name](opened[what], questions=files[name], **given), name=name)
         found[name] = result
         if output_dir is not None:
             result.write(Path(output_dir))
     return found
+
+
+def _function(known: Benchmark) -> Callable[..., BenchmarkResult]:
+    module, _, name = known.runs.partition(":")
+    found: Callable[..., BenchmarkResult] = getattr(
+        importlib.import_module(f"rlhf.evaluation.benchmarks.{module}"), name
+    )
+    return found
+
+
+def _check_settings(settings: Mapping[str, Any], runs: Iterable[Callable[..., Any]]) -> None:
+    """Refuse what none of the benchmarks takes."""
+    takes = {
+        name
+        for run in runs
+        for name, parameter in inspect.signature(run).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    for name in settings:
+        if name not in takes:
+            raise ConfigError(
+                f"None of these benchmarks takes {name}.{did_you_mean(name, takes)} Known: {', '.join(sorted(takes))}."
+            )
 
 
 def _question_file(name: str, known: Benchmark, questions: Mapping[str, Path | str]) -> Path:
@@ -98,11 +129,15 @@ def _question_file(name: str, known: Benchmark, questions: Mapping[str, Path | s
     return path
 
 
-def _open_policy(model: Any) -> PolicyModel:
+def _open_policy(model: Any, verdicts: Path | None) -> PolicyModel:
     return model if isinstance(model, PolicyModel) else PolicyModel.from_pretrained(str(model))
 
 
-def _open_reward(model: Any) -> Callable[[Sequence[Any], Sequence[str]], list[float]]:
+def _open_judge(model: Any, verdicts: Path | None) -> PairwiseJudge:
+    return build_judge(model, cache=verdicts)
+
+
+def _open_reward(model: Any, verdicts: Path | None) -> Callable[[Sequence[Any], Sequence[str]], list[float]]:
     """``(prompts, completions) -> scores``."""
     scorer: Scorer = build_reward(str(model)) if isinstance(model, str | Path) else as_scorer(model)
 
@@ -119,4 +154,9 @@ def _open_reward(model: Any) -> Callable[[Sequence[Any], Sequence[str]], list[fl
     return score
 
 
-OPENERS: Mapping[str, Callable[[Any], Any]] = {"policy": _open_policy, "reward": _open_reward, "judge": build_judge}
+OPENERS: Mapping[str, Callable[[Any, Path | None], Any]] = {
+    "policy": _open_policy,
+    "reward": _open_reward,
+    "judge": _open_judge,
+}
+"""What a benchmark measures -> what opens it; verdicts of language models are kept in the file."""

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
+from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, require
-from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, share_interval
+from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.ratings.bradley_terry import fit_matches
 from rlhf.evaluation.ratings.fitted import Ratings
 from rlhf.evaluation.ratings.matches import Match, Matches
@@ -109,7 +110,7 @@ class LengthControlled:
     length_effect: float
     """Coefficient of tanh of the standardized length difference, log-odds for the longer one; NaN where there is no rate."""
     longer_frac: float
-    """Share of prompts on which the system's completion is the longer one."""
+    """Share of prompts on which the system's completion is the longer one; NaN without prompts."""
     moved_far: bool
     """Whether the rate moved by more than 10 points and by more than a quarter of the way to 0 or 1: a sign that the fit failed."""
 
@@ -117,8 +118,8 @@ class LengthControlled:
         """For JSON."""
         return {
             "rate": self.rate.to_dict(), "raw": self.raw.to_dict(),
-            "length_effect": self.length_effect if math.isfinite(self.length_effect) else None,
-            "longer_frac": self.longer_frac, "moved_far": self.moved_far,
+            "length_effect": finite_or_none(self.length_effect), "longer_frac": finite_or_none(self.longer_frac),
+            "moved_far": self.moved_far,
         }  # fmt: skip
 
 
@@ -154,7 +155,8 @@ def length_controlled_win_rate(
         num_resamples: Of the bootstrap.
 
     Returns:
-        The rate is missing where one of the two is the longer one on fewer than 5 % of prompts, or there are too few prompts.
+        The rate is missing where one of the two is the longer one on fewer than 5 % of prompts, all outcomes are equal, or there are too few
+        prompts.
     """
     check_confidence(confidence)
     y, mine, theirs = (np.asarray(values, dtype=np.float64) for values in (outcomes, lengths, baseline_lengths))
@@ -167,7 +169,9 @@ def length_controlled_win_rate(
     longer, shorter = (float(np.mean(side)) if y.size else math.nan for side in (difference > 0, difference < 0))
     reason = raw.reason
     if not reason and y.size < 10 * NUM_FOLDS:
-        reason = f"{y.size} prompts; it takes {10 * NUM_FOLDS}"
+        reason = f"{counted(y.size, 'prompt')}; it takes {10 * NUM_FOLDS}"
+    elif not reason and np.ptp(y) == 0:
+        reason = "every prompt has the same outcome, and an interval of resampled prompts would have no width"
     elif not reason and min(longer, shorter) < MIN_OVERLAP:
         reason = (
             f"the system's completion is longer on {percentage(longer)} and shorter on {percentage(shorter)} of prompts; at equal length "

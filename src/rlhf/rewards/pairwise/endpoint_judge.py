@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +17,16 @@ from rlhf.rewards.pairwise.spending import Spending
 from rlhf.rewards.pairwise.templates import JudgeTemplate, as_text, load_template, read_verdict
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote
 from rlhf.rewards.service import filled_header
-from rlhf.rewards.service_calls import Caller, Patience, Request
-from rlhf.rewards.service_formats import Answer, AnswerError, shown
+from rlhf.rewards.service_calls import Caller, Later, Patience, Request
+from rlhf.rewards.service_formats import Answer, shown
 
 logger = logging.getLogger(__name__)
 
 PATH = "/chat/completions"
+REFUSALS = (400, 413, 422)
+"""Statuses of refusals that may be about one request alone."""
+TOO_LONG = re.compile(r"context.?(?:length|window)|too long|too many tokens|payload too large", re.IGNORECASE)
+FILTERED = re.compile(r"content.?(?:filter|policy|management)|moderation|safety", re.IGNORECASE)
 
 
 class EndpointJudge:
@@ -48,8 +54,14 @@ class EndpointJudge:
             "type": "endpoint", "url": url, "model": config.model, "temperature": config.temperature,
             "max_tokens": config.max_tokens, "arguments": config.arguments, "template": self.template.identity,
         }  # fmt: skip
+        self._first_words: dict[str, str] = {}
         headers = {}
         if config.api_key_variable is not None:
+            if config.api_key_variable not in os.environ:
+                raise ConfigError(
+                    f"api_key_variable: the environment variable {config.api_key_variable}, which holds the key of the judge {self.name}, is "
+                    "not set; export it first."
+                )
             headers["Authorization"] = filled_header(f"Bearer ${{{config.api_key_variable}}}", "Authorization")
         self._caller = Caller(
             url=url,
@@ -84,6 +96,9 @@ class EndpointJudge:
             if on_vote is not None:
                 on_vote(place, vote)
 
+        def decline(place: int, vote: Vote) -> None:
+            found[place] = vote  # it cost nothing, and may be answered another time: not to be kept
+
         while waiting := [place for place in range(len(pairs)) if place not in found]:
             affordable = self._affordable(waiting, most)
             if not affordable:
@@ -92,7 +107,9 @@ class EndpointJudge:
                     f"({self.config.max_cost:g}): {counted(len(waiting), 'verdict')} of {len(pairs)} are not there. Those that are are kept; "
                     "raise max_cost and start the same command again, or ask about fewer prompts."
                 )
-            requests = [self._request(place, pairs[place], prompts[place], most[place], keep) for place in affordable]
+            requests = [
+                self._request(place, pairs[place], prompts[place], most[place], keep, decline) for place in affordable
+            ]
             run_async(self._caller.ask_all(requests))
         return [found[place] for place in range(len(pairs))]
 
@@ -106,7 +123,7 @@ class EndpointJudge:
             found.append(place)
         return found
 
-    def _request(self, place: int, pair: Pair, prompt: str, most: float, keep: OnVote) -> Request:
+    def _request(self, place: int, pair: Pair, prompt: str, most: float, keep: OnVote, decline: OnVote) -> Request:
         body: dict[str, Any] = {
             **self.config.arguments,
             "model": self.config.model,
@@ -121,34 +138,54 @@ class EndpointJudge:
             keep(place, vote)
             return Answer([vote.first], {})
 
+        def declined(status: int, said: str) -> Answer | None:
+            if status not in REFUSALS or (why := self._refused_because(said)) is None:
+                return None
+            decline(place, Vote(first=None, said=said[:1000], reason=why))
+            return Answer([None], {})
+
         return Request(
             body=json.dumps(body, ensure_ascii=True).encode(),
             about=f"two completions of {as_text(pair.prompt)[:60]!r}",
             read=read,
+            declined=declined,
         )
+
+    def _refused_because(self, said: str) -> str | None:
+        """Why the endpoint refuses one pair, from its words; None where they tell of no such thing. The first words stand for all."""
+        for pattern, why in ((TOO_LONG, "as too long"), (FILTERED, "by its filter")):
+            if pattern.search(said):
+                words = self._first_words.setdefault(why, shown(said[:1000]))
+                return f"the endpoint refused it {why}: {words!r}"
+        return None
 
     def _vote(self, content: bytes, content_type: str, most: float) -> Vote:
         """The verdict in an answer of the endpoint.
 
         Raises:
-            AnswerError: It is no chat completion.
+            Later: It is no chat completion: gateways send such things with a status of 200 when the model behind them fails.
         """
         try:
             found = json.loads(content)
         except (ValueError, RecursionError):
             beginning = shown(content[:1000].decode("utf-8", errors="replace"))
-            raise AnswerError(f"is not JSON (its content type is {content_type}): {beginning!r}") from None
+            raise Later(f"its answer is not JSON (its content type is {content_type}): {beginning!r}") from None
         try:
             choice = found["choices"][0]
-            said = choice["message"].get("content")
+            said = _text_of(choice["message"].get("content"))
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise AnswerError(
-                f"is no chat completion with choices[0].message: {shown(json.dumps(found)[:300])!r}"
+            raise Later(
+                f"its answer is no chat completion with choices[0].message: {shown(json.dumps(found)[:300])!r}"
             ) from None
         cost = self.spending.of(found.get("usage"), most)
-        return read_verdict(
-            said if isinstance(said, str) else "", cut=choice.get("finish_reason") == "length", cost=cost
-        )
+        return read_verdict(said, cut=choice.get("finish_reason") == "length", cost=cost)
+
+
+def _text_of(content: Any) -> str:
+    """A message's content, which is a text, nothing, or a list of parts."""
+    if isinstance(content, list):
+        return "".join(_text_of(part.get("text")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
 
 
 def build_endpoint_judge(config: EndpointJudgeConfig) -> EndpointJudge:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from rlhf.config.judges import JuryJudgeConfig
@@ -46,17 +47,20 @@ class Jury:
             f"{member.name}: {vote.reason if vote.first is None else f'{vote.first:g}'}"
             for member, vote in zip(self.members, votes, strict=True)
         )
-        cost = sum(vote.cost for vote in votes)
+        vote = Vote(
+            first=None,
+            said=said,
+            cost=sum(each.cost for each in votes),
+            silent=tuple(member.name for member, each in zip(self.members, votes, strict=True) if each.first is None),
+        )
         if 2 * len(outcomes) <= len(votes):
-            return Vote(
-                first=None, said=said, reason=f"{len(outcomes)} of {len(votes)} members have a verdict", cost=cost
-            )
+            return replace(vote, reason=f"{len(outcomes)} of {len(votes)} members have a verdict")
         if self.combine == "mean":
-            return Vote(first=sum(outcomes) / len(outcomes), said=said, cost=cost)
+            return replace(vote, first=sum(outcomes) / len(outcomes))
         for winner in (1.0, 0.0):
             if 2 * sum(abs(outcome - winner) < 0.5 for outcome in outcomes) > len(outcomes):
-                return Vote(first=winner, said=said, cost=cost)
-        return Vote(first=0.5, said=said, cost=cost)
+                return replace(vote, first=winner)
+        return replace(vote, first=0.5)
 
 
 def build_jury(config: JuryJudgeConfig, members: Sequence[PairwiseJudge]) -> Jury:

@@ -7,6 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.judges import LocalJudgeConfig
+from rlhf.data.datasets import GRPODataset
+from rlhf.models.score import base_model, context_length
 from rlhf.rewards.model_reward import model_folder
 from rlhf.rewards.pairwise.model_identity import model_identity
 from rlhf.rewards.pairwise.templates import load_template, read_verdict
@@ -45,24 +47,43 @@ class LocalJudge:
         return PolicyModel.from_pretrained(self.folder)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
-
-        Raises:
-            DataError: A prompt with both completions is too long for the model.
-        """
+        """See ``PairwiseJudge``; where a prompt with both completions is too long for the model, there is no verdict."""
         found: list[Vote] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            prompts: list[Any] = [self.template.filled(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]]
-            if getattr(self.model.tokenizer, "chat_template", None):
-                prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
-            answers = self.model.generate(
-                prompts, temperature=self.config.temperature, max_new_tokens=self.config.max_tokens
+            asked = self._prompts(pairs[start : start + PAIRS_AT_ONCE])
+            answers = iter(
+                self.model.generate(
+                    [prompt for prompt, fits in asked if fits],
+                    temperature=self.config.temperature,
+                    max_new_tokens=self.config.max_tokens,
+                )
             )
-            for (answer,) in answers:
-                found.append(read_verdict(answer.text, cut=answer.truncated))
+            for _, fits in asked:
+                if fits:
+                    (answer,) = next(answers)
+                    found.append(read_verdict(answer.text, cut=answer.truncated))
+                else:
+                    why = f"prompt, completions and max_tokens ({self.config.max_tokens}) are longer than the model's context ({self._context})"
+                    found.append(Vote(first=None, reason=why))
                 if on_vote is not None:
                     on_vote(len(found) - 1, found[-1])
         return found
+
+    def _prompts(self, pairs: Sequence[Pair]) -> list[tuple[Any, bool]]:
+        """What the model is asked, and whether it and the answer fit into its context."""
+        prompts: list[Any] = [self.template.filled(pair) for pair in pairs]
+        if getattr(self.model.tokenizer, "chat_template", None):
+            prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        limit = self._context
+        rows = GRPODataset([{"prompt": prompt} for prompt in prompts], self.model.tokenizer)
+        return [
+            (prompt, limit is None or len(row.ids) + self.config.max_tokens <= limit)
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+
+    @cached_property
+    def _context(self) -> int | None:
+        return context_length(base_model(self.model.model))
 
 
 def build_local_judge(config: LocalJudgeConfig) -> LocalJudge:

@@ -56,6 +56,11 @@ class JudgeTemplate:
         """Name, version and hash."""
         return {"name": self.name, "version": self.version, "hash": digest(self.text)}
 
+    @property
+    def columns(self) -> set[str]:
+        """Columns of the prompt's row that it has places for."""
+        return set(FIELD.findall(self.text)) - set(NEEDED)
+
     def filled(self, pair: Pair) -> str:
         """The prompt for one pair; nothing inside the texts is replaced.
 

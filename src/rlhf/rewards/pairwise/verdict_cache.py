@@ -13,6 +13,7 @@ from typing import Any
 from rlhf.errors import DataError, RunBusyError
 from rlhf.files import fsync, make_folder, storage_errors
 from rlhf.rewards.pairwise.spending import Spending
+from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, digest, judge_hash
 
 FILE = "verdicts.jsonl"
@@ -21,8 +22,9 @@ FILE = "verdicts.jsonl"
 class CachedJudge:
     """A judge that is asked about each pair in each order at most once.
 
-    A line is kept for each verdict, its key a hash of the judge (its prompt template included), the prompt, and both completions in
-    their order. What could not be parsed is kept, too: it was paid for, and is counted. A last line that a kill cut off is dropped.
+    A line is kept for each verdict, its key a hash of the judge (its prompt template included), the prompt, both completions in their order,
+    and the columns that the template has places for. What could not be parsed is kept, too: it was paid for, and is counted. A last line
+    that a kill cut off is dropped.
 
     Args:
         judge: That is asked.
@@ -51,8 +53,13 @@ class CachedJudge:
 
     def key(self, pair: Pair) -> str:
         """Of a pair in this order."""
-        columns = {name: value for name, value in pair.columns.items() if value is not None}
+        columns = {name: value for name, value in pair.columns.items() if value is not None and self._reads(name)}
         return digest([self._hash, *pair.key, list(pair.ended), columns])
+
+    def _reads(self, column: str) -> bool:
+        """Whether the judge sees a column; one of any other kind than a prompt with places may see all."""
+        template = getattr(self.judge, "template", None)
+        return not isinstance(template, JudgeTemplate) or column in template.columns
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``; only what is not on disk is asked.
@@ -73,7 +80,8 @@ class CachedJudge:
                     on_vote(place_of[new[place]], vote)
 
             if new:
-                self.judge.votes([pairs[place_of[key]] for key in new], keep)
+                said = self.judge.votes([pairs[place_of[key]] for key in new], keep)
+                known |= dict(zip(new, said, strict=True))  # with what the judge does not want kept
         return [known[key] for key in keys]
 
     @contextlib.contextmanager

@@ -46,6 +46,8 @@ class Vote:
     """Why there is none."""
     cost: float = 0.0
     """Dollars."""
+    silent: tuple[str, ...] = ()
+    """Members of a jury that had no verdict."""
 
     def swapped(self) -> Vote:
         """The same verdict on the pair in the other order."""
@@ -53,7 +55,8 @@ class Vote:
 
 
 OnVote = Callable[[int, Vote], None]
-"""Called with the place of a pair and its verdict as soon as there is one, perhaps from another thread."""
+"""Called with the place of a pair and its verdict as soon as there is one, perhaps from another thread; not with one that is missing
+because the judge refused the question, which it may answer another time."""
 
 
 @runtime_checkable
@@ -80,7 +83,7 @@ class PairwiseJudge(Protocol):
 
         Args:
             pairs: [n].
-            on_vote: Called for each as it comes.
+            on_vote: See ``OnVote``.
 
         Raises:
             RewardError: The judge does not answer.

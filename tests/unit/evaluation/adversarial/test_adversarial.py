@@ -12,8 +12,9 @@ from rlhf.errors import DataError, UnknownNameError
 from rlhf.evaluation.adversarial.drift import hidden_drift, squared_spread
 from rlhf.evaluation.adversarial.flaws import FLAWS, Asked, flaws_of
 from rlhf.evaluation.adversarial.perturbations import PERTURBATIONS
-from rlhf.evaluation.adversarial.validator import AdversarialValidator, perturbed
+from rlhf.evaluation.adversarial.validator import AdversarialValidator, perturbed, worst_cases
 from rlhf.evaluation.suites.suite import load_suite
+from rlhf.evaluation.suites.suite_run import SuiteRun
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny
 from tests.fixtures.scripted_engine import completion
@@ -115,6 +116,30 @@ def test_the_worst_case_is_that_of_each_item_and_not_of_the_means(policies):
     assert report.perturbed["ignore_instructions"].p_holm == pytest.approx(0.5)
     assert report.quality.value == 1.0
     assert report.to_dict()["worst_case"]["all"]["value"] == 0.0
+
+
+def test_a_perturbation_that_makes_prompts_too_long_is_missing_and_the_others_are_not(policies):
+    class Short:
+        def generate(self, prompts, *, num_samples, sampling, seed, rollout_index):
+            if any(len(prompt.text) > 500 for prompt in prompts):
+                raise DataError("a prompt is too long")
+            return [[completion(prompt.id, 0, "yes")] for prompt in prompts]
+
+    names = ["padding", "uppercase"]
+    report = AdversarialValidator(SUITE, perturbations=names, build_engine=lambda policy: Short()).validate(policies[0])
+    assert report.missing == {"padding": "a prompt is too long"}
+    assert set(report.perturbed) == {"uppercase"}
+
+
+def test_an_item_without_a_score_under_pressure_has_no_worst_case():
+    def run(**scores):
+        return SuiteRun(
+            suite="s", version="1", fingerprint="f", model="m", model_fingerprint="w", seed=0,
+            scores={item: [score] for item, score in scores.items()}, groups={item: item for item in scores},
+        )  # fmt: skip
+
+    found = worst_cases(run(a=1.0, b=1.0), {"uppercase": run(a=0.0, b=None)}, PERTURBATIONS)
+    assert (found["noise"].value, found["noise"].n) == (0.0, 1)
 
 
 def test_flaws_are_counted_by_completion_and_quality_by_item(policies):

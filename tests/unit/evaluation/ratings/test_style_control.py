@@ -151,6 +151,14 @@ def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
         length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
 
 
+@pytest.mark.parametrize("outcome", [0.5, 1.0])
+def test_one_outcome_for_all_prompts_gives_no_rate_and_no_interval_without_width(outcome):
+    lengths = np.arange(80)
+    found = length_controlled_win_rate(np.full(80, outcome), lengths, lengths[::-1], seed=0)
+    assert not found.rate.measured
+    assert found.raw.low < outcome
+
+
 def test_outcomes_without_lengths_are_refused():
     with pytest.raises(ConfigError):
         length_controlled_win_rate([1.0, 0.0], [3.0], [4.0], seed=0)

@@ -12,7 +12,7 @@ from tests.unit.rewards.servers import Act, Handler
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
 
 
-def chat(said: str | None, *, finish: str = "stop", usage: Any = USAGE) -> bytes:
+def chat(said: Any, *, finish: str = "stop", usage: Any = USAGE) -> bytes:
     choice = {"message": {"role": "assistant", "content": said}, "finish_reason": finish}
     return json.dumps({"choices": [choice], "usage": usage}).encode()
 

@@ -43,7 +43,7 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(monkeypatch):
     assert service.headers[0]["Authorization"] == "Bearer geheim"
     assert "geheim" not in json.dumps([judge.identity, judge.config.model_dump()])
     monkeypatch.delenv("JUDGE_KEY")
-    with pytest.raises(ConfigError, match="JUDGE_KEY"):
+    with pytest.raises(ConfigError, match=r"api_key_variable.*JUDGE_KEY"):
         judge_at(service.url, api_key_variable="JUDGE_KEY")
 
 
@@ -73,6 +73,55 @@ def test_what_is_no_answer_is_an_error_and_no_verdict(act, match):
     with serving(act, path=PATH) as service, pytest.raises(RewardError, match=match) as error:
         judge_at(service.url).votes(pairs(1))
     assert "trained" not in str(error.value)
+
+
+def test_a_broken_answer_is_asked_for_again_for_gateways_send_such_things_in_passing():
+    acts = [says(b'{"choices": ['), says({"error": {"message": "upstream failed"}}), says(chat("[[A]]"))]
+    with serving(*acts, path=PATH) as service:
+        assert judge_at(service.url).votes(pairs(1))[0].first == 1.0
+    assert len(service.asked) == 3
+
+
+def test_an_answer_in_parts_is_read_whole():
+    parts = [{"type": "text", "text": "They differ.\n"}, {"type": "other"}, {"type": "text", "text": "[[B]]"}]
+    with serving(says(chat(parts)), path=PATH) as service:
+        assert judge_at(service.url).votes(pairs(1))[0].first == 0.0
+
+
+REFUSALS = [
+    (400, "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.", "too long"),
+    (413, "Payload too large", "too long"),
+    (400, {"code": "content_filter", "message": "The prompt was filtered."}, "filter"),
+]
+
+
+@pytest.mark.parametrize(("status", "words", "reason"), REFUSALS)
+def test_a_pair_that_the_endpoint_refuses_is_missing_and_may_be_asked_again(tmp_path, status, words, reason):
+    def act(handler, body):
+        if "refuse me" in body["messages"][0]["content"]:
+            handler.send(json.dumps({"error": words}).encode(), status)
+        else:
+            judging(longer)(handler, body)
+
+    asked = [*pairs(3), Pair(prompt="refuse me", first="a", second="b")]
+    with serving(act, path=PATH) as service:
+        judge = {"type": "endpoint", "url": service.url, "model": "m"}
+        for again in (0, 1):
+            votes = build_judge(judge, cache=tmp_path / "v.jsonl").votes(asked)
+            assert [vote.first for vote in votes] == [0.0, 0.5, 1.0, None]
+            assert reason in votes[3].reason
+            assert len(service.asked) == 4 + again, "the rest is on disk, and the refusal is not"
+
+
+def test_a_refusal_of_a_setting_is_of_all_pairs_and_ends_it():
+    words = {
+        "error": {
+            "message": "Unsupported value: 'temperature' does not support 0.0 with this model.",
+            "param": "temperature",
+        }
+    }
+    with serving(says(words, 400), path=PATH) as service, pytest.raises(RewardError, match="temperature"):
+        judge_at(service.url).votes(pairs(1))
 
 
 def test_words_without_a_verdict_are_unparsed_and_cost_what_they_cost():

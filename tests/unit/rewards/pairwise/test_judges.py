@@ -188,6 +188,14 @@ def test_votes_of_a_preference_store(tmp_path):
     assert [v.first for v in judge.votes([PAIR, Pair(prompt="q", first="x", second="y")])] == [1.0, 0.0]
 
 
+@pytest.fixture
+def short_template(tmp_path):
+    """That fits into the context of a tiny model."""
+    path = tmp_path / "short.txt"
+    path.write_text("{prompt} {first} {second}")
+    return str(path)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A language model, and a reward model made of it."""
@@ -227,7 +235,7 @@ def test_a_local_model_that_says_nothing_that_can_be_read_has_no_verdict(models,
     assert "model" not in vars(again.judge), "it is not even loaded where all verdicts are there"
 
 
-def test_a_local_model_s_words_are_read_as_those_of_an_endpoint(models, monkeypatch):
+def test_a_local_model_s_words_are_read_as_those_of_an_endpoint(models, short_template, monkeypatch):
     from types import SimpleNamespace
 
     from rlhf.models.policy import PolicyModel
@@ -239,9 +247,30 @@ def test_a_local_model_s_words_are_read_as_those_of_an_endpoint(models, monkeypa
         return [[SimpleNamespace(text="so\n[[B]]", truncated=place == 1)] for place, _ in enumerate(prompts)]
 
     monkeypatch.setattr(PolicyModel, "generate", generate)
-    judge = build_judge({"type": "local", "path": str(models / "lm")})
+    judge = build_judge({"type": "local", "path": str(models / "lm"), "template": short_template, "max_tokens": 20})
     assert [v.first for v in judge.votes([PAIR, PAIR])] == [0.0, None]
     assert seen[0][0]["role"] == "user", "its chat template is used"
+
+
+def test_a_pair_that_is_too_long_for_a_local_judge_has_no_verdict_and_the_others_have(
+    models, short_template, monkeypatch
+):
+    from types import SimpleNamespace
+
+    from rlhf.models.policy import PolicyModel
+
+    monkeypatch.setattr(
+        PolicyModel,
+        "generate",
+        lambda self, prompts, **settings: [[SimpleNamespace(text="[[A]]", truncated=False)] for _ in prompts],
+    )
+    judge = build_judge({"type": "local", "path": str(models / "lm"), "template": short_template, "max_tokens": 20})
+    long = Pair(prompt="p", first="a b " * 2000, second="c")
+    told = []
+    votes = judge.votes([PAIR, long, PAIR], lambda place, vote: told.append(place))
+    assert [vote.first for vote in votes] == [1.0, None, 1.0]
+    assert "context" in votes[1].reason
+    assert told == [0, 1, 2]
 
 
 def test_a_copy_of_a_model_is_the_same_judge_and_other_weights_are_another(models, tmp_path):

@@ -13,8 +13,8 @@ from rlhf.errors import DataError, RunBusyError
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.verdict_cache import CachedJudge
 from rlhf.rewards.pairwise.votes import Pair, Vote
-from tests.unit.rewards.pairwise.endpoint import completions_in, judging, longer
-from tests.unit.rewards.servers import after, serving
+from tests.unit.rewards.pairwise.endpoint import chat, completions_in, judging, longer
+from tests.unit.rewards.servers import after, says, serving
 
 ASKS = """
 import sys
@@ -69,6 +69,17 @@ def test_the_other_order_another_prompt_and_another_judge_are_other_questions(tm
     assert CachedJudge(inner, path).votes([pair.swapped()])[0].first == 0.0
     CachedJudge(other, path).votes([pair])
     assert (len(inner.asked), len(other.asked)) == (2, 1)
+
+
+def test_a_column_that_the_judge_is_not_shown_makes_no_other_question(tmp_path):
+    template = tmp_path / "t.txt"
+    template.write_text("{prompt} {first} {second} {answer}")
+    with serving(says(chat("[[A]]")), path="/v1") as service:
+        judge = {"type": "endpoint", "url": service.url, "model": "m", "template": str(template)}
+        for columns in ({"answer": 4}, {"answer": 4, "topic": "sums"}, {"answer": 5}):
+            pair = Pair(prompt="p", first="a", second="b", columns=columns)
+            build_judge(judge, cache=tmp_path / "v.jsonl").votes([pair])
+    assert len(service.asked) == 2
 
 
 @pytest.mark.parametrize("torn", ['{"key": "abc', '{"key": "abc", "judge": "x", "first": 1}'])
