@@ -47,18 +47,7 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
     """
     registry = Registry(registry_folder(stage, at.run_dir))
     evidence = at.folder / FILE
-    for attempts_left in reversed(range(MAX_ATTEMPTS)):
-        document = _already_decided(stage, at, registry)
-        if document is None:
-            document = sealed(_decided(stage, at, registry))
-            write_json(evidence, document)
-        try:
-            version = _carry_out(stage, document, registry, evidence)
-            break
-        except AliasMovedError as err:
-            if not attempts_left:
-                raise
-            at.log.say(f"Measures again: {err}")
+    document, version = _decided_and_done(stage, at, registry, evidence)
     decision = Decision(document["decision"])
     history = [event.to_dict() for event in registry.history(stage.alias)]
     write_json(at.folder / REGISTRY_FILE, {"folder": str(registry.folder), "alias": stage.alias, "history": history})
@@ -78,6 +67,24 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
             **{f"{name}_decision": ruling["decision"] for name, ruling in document["rulings"].items()},
         },
     )
+
+
+def _decided_and_done(
+    stage: GateStage, at: StageContext, registry: Registry, evidence: Path
+) -> tuple[Mapping[str, Any], int | None]:
+    """The decision, carried out, and the version it leaves; measured again where another process promoted in between."""
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
+        document = _already_decided(stage, at, registry)
+        if document is None:
+            document = sealed(_decided(stage, at, registry))
+            write_json(evidence, document)
+        try:
+            return document, _carry_out(stage, document, registry, evidence)
+        except AliasMovedError as err:
+            if not attempts_left:
+                raise
+            at.log.say(f"Measures again: {err}")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def registry_folder(stage: GateStage, run_dir: Path) -> Path:
