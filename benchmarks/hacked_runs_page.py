@@ -33,10 +33,10 @@ NEAREST = {"no-kl": "gao", "length": "len", "repetition": "rep"}
 """Kind of hacked run -> simulated hack; nothing simulated has a judge that is fooled as the reward is, as in ``blind``."""
 SEEN = 0.05
 """Share of simulated hacks below which a detector is not said to see them."""
-ABOUT_SIMULATED = """A threshold is looked at again where the exact interval of the real runs has nothing in common with that of the simulated
-ones. No healthy rate does: every interval of the table of false alarms holds the simulated one, the share of runs of 1,000 steps, 50 looks,
-with an alarm ([hacking-detectors.md](hacking-detectors.md)). Detection, beside the simulated hack that is most like it; in `blind` the judge is fooled as the
-reward is, which no simulated hack has:"""
+ABOUT_SIMULATED = """A threshold is looked at again where the exact interval of the real runs has nothing in common with that of the
+simulated ones. No healthy rate does: every interval of the table of false alarms holds the simulated one, the share of runs of 1,000 steps,
+50 looks, with an alarm ([hacking-detectors.md](hacking-detectors.md)). Detection stands beside the simulated hack that is most like it; in
+`blind` the judge is fooled as the reward is, which no simulated hack has:"""
 ABOUT_EXCLUDED = """No threshold was changed, because no threshold is what the excluded rates depend on. `length_gaming` compares the
 completions of one prompt, and these runs are PPO with one completion of a prompt: it has no value there, and is silent in every one of them.
 `repetition_share` looks for blocks of 20 words that are said again at once; this reward pays for three-word runs in answers of at most 80
