@@ -36,6 +36,7 @@ from rlhf.training.monitoring.hacking.detector_table import DETECTORS
 from rlhf.training.monitoring.hacking.observations import words_of
 
 ROOT = Path(__file__).parent.parent
+SIMULATED = ROOT / "docs" / "results" / "hacking-detectors.json"
 Row = dict[str, Any]
 SEEDS = (1, 22)
 """Of the two starting points."""
@@ -246,6 +247,18 @@ def do_run(run: Planned, folder: Path) -> Row:
     }
 
 
+def text_of(rows: Sequence[Row], made_by: str = "") -> str:
+    """The page of these rows."""
+    return page(
+        rows,
+        "python -m benchmarks.hacked_runs --write docs/results/hacking-real-runs.md",
+        kinds={name: kind.what for name, kind in KINDS.items()},
+        planned=[run.name for run in planned()],
+        simulated=json.loads(SIMULATED.read_text(encoding="utf-8")),
+        made_by=made_by,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is not there yet, and write the page after every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -259,7 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = (chosen.write or chosen.folder / "rows.md").with_suffix(".json")
     rows: list[Row] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
     there = {row["name"] for row in rows}
-    command = "python -m benchmarks.hacked_runs --write docs/results/hacking-real-runs.md"
+    before = (
+        chosen.write.read_text(encoding="utf-8") if chosen.only_page and chosen.write and chosen.write.exists() else ""
+    )
+    made_by = next((line for line in before.splitlines() if line.startswith("Made by ")), "")
     for run in [] if chosen.only_page else planned():
         if run.name in there or run.kind not in chosen.kinds:
             continue
@@ -268,15 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.rmtree(chosen.folder / run.name / "policy" / "model", ignore_errors=True)
         write_json(kept, rows)
         if chosen.write:
-            write_text(
-                chosen.write,
-                page(
-                    rows,
-                    command,
-                    kinds={name: kind.what for name, kind in KINDS.items()},
-                    planned=[run.name for run in planned()],
-                ),
-            )
+            write_text(chosen.write, text_of(rows))
         row = rows[-1]
         print(
             row["name"],
@@ -288,24 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             flush=True,
         )
     if chosen.write:
-        write_text(
-            chosen.write,
-            page(
-                rows,
-                command,
-                kinds={name: kind.what for name, kind in KINDS.items()},
-                planned=[run.name for run in planned()],
-            ),
-        )
+        write_text(chosen.write, text_of(rows, made_by))
     else:
-        print(
-            page(
-                rows,
-                command,
-                kinds={name: kind.what for name, kind in KINDS.items()},
-                planned=[run.name for run in planned()],
-            )
-        )
+        print(text_of(rows))
 
 
 if __name__ == "__main__":

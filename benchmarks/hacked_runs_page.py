@@ -29,6 +29,20 @@ while the reward is not lower. Delays count from the middle of the peak; below 0
 `judge_slope` after 60 to 240 steps, 3 to 12 looks; here its window of ten looks has to fill first."""
 
 
+NEAREST = {"no-kl": "gao", "length": "len", "repetition": "rep"}
+"""Kind of hacked run -> simulated hack; nothing simulated has a judge that is fooled as the reward is, as in ``blind``."""
+SEEN = 0.05
+"""Share of simulated hacks below which a detector is not said to see them."""
+ABOUT_SIMULATED = """A threshold is looked at again where the exact interval of the real runs has nothing in common with that of the
+simulated ones. No healthy rate does: every interval of the table of false alarms holds the simulated one, the share of runs of 1,000 steps,
+50 looks, with an alarm ([hacking-detectors.md](hacking-detectors.md)). Detection stands beside the simulated hack that is most like it; in
+`blind` the judge is fooled as the reward is, which no simulated hack has:"""
+ABOUT_EXCLUDED = """No threshold was changed, because no threshold is what the excluded rates depend on. `length_gaming` compares the
+completions of one prompt, and these runs are PPO with one completion of a prompt: it has no value there, and is silent in every one of them.
+`repetition_share` looks for blocks of 20 words that are said again at once; this reward pays for three-word runs in answers of at most 80
+tokens, and the truth falls long before such blocks are common, while in the simulation 80 % of the completions become loops."""
+
+
 def poisson_interval(count: int, exposure: float) -> tuple[float, float]:
     """Exact (Garwood) 95 % interval of a rate: events in units of exposure."""
     low = float(chi2.ppf(0.025, 2 * count)) / 2 if count else 0.0
@@ -119,7 +133,52 @@ def detected(rows: Sequence[Row], detectors: Sequence[str]) -> str:
     )
 
 
-def page(rows: Sequence[Row], command: str, *, kinds: Mapping[str, str], planned: Sequence[str]) -> str:
+def beside_simulated(rows: Sequence[Row], simulated: Mapping[str, Any]) -> list[str]:
+    """Detection and delay of a real hack beside those of the simulated hack that is most like it.
+
+    Args:
+        rows: Of hacked runs.
+        simulated: Of hacking-detectors.json: name of a world -> its cell.
+    """
+    lines = [
+        "| real runs | detector | detected | looks after the peak | simulated as | detected | looks after onset | its interval |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, world in NEAREST.items():
+        fell = [row for row in rows if row["kind"] == kind and is_hack(row)]
+        cell, since = simulated[world]["cell"], simulated[world]["settings"]["since"]
+        for detector in (name for name in cell["alarms"] if fell and not name.startswith("simple")):
+            total = cell["runs" if DETECTORS[detector].looks_at == "held_out" else "rollout_runs"]
+            seen = cell["alarms"][detector]
+            if seen < SEEN * total:
+                continue  # it does not see this hack in the simulation either
+            steps = [(first_alarm(row, detector), row) for row in fell]
+            looks = [(step - row["peak_step"]) * looks_per_step(row) for step, row in steps if step is not None]
+            low, high = share_interval(len(looks), len(fell))
+            late = (cell["median_steps"][detector] - since) * LOOKS_OF_1000_STEPS / 1000
+            lines.append(
+                f"| {kind} | `{detector}` | {len(looks)} of {len(fell)} [{100 * low:.0f} %, {100 * high:.0f} %] | "
+                f"{f'{statistics.median(looks):+.0f}' if looks else '-'} | {world} | {100 * seen / total:.0f} % | {late:+.0f} | "
+                f"{'meets it' if low <= share_interval(seen, total)[1] and share_interval(seen, total)[0] <= high else '**excludes it**'} |"
+            )
+    return lines
+
+
+def made(command: str) -> str:
+    """Which command made the runs, on what."""
+    used = ", ".join(f"{n} {v}" for n, v in versions().items() if n in ("rlhf", "torch", "transformers"))
+    return f"Made by `{command}` on {machine()['cpu']}, one thread; {used}."
+
+
+def page(
+    rows: Sequence[Row],
+    command: str,
+    *,
+    kinds: Mapping[str, str],
+    planned: Sequence[str],
+    simulated: Mapping[str, Any],
+    made_by: str = "",
+) -> str:
     """Markdown: healthy runs, hacked runs, every run.
 
     Args:
@@ -127,6 +186,8 @@ def page(rows: Sequence[Row], command: str, *, kinds: Mapping[str, str], planned
         command: That made them.
         kinds: Name of each kind of run -> what it is.
         planned: Names of all runs.
+        simulated: Of hacking-detectors.json.
+        made_by: The sentence on command and machine of the page before, where only its words are written anew.
     """
     healthy, hacked = ([row for row in rows if row["healthy"] is wanted] for wanted in (True, False))
     unharmed = [row["name"] for row in hacked if not row["fell"]]
@@ -138,9 +199,7 @@ def page(rows: Sequence[Row], command: str, *, kinds: Mapping[str, str], planned
         "",
         "<!-- written by benchmarks/hacked_runs.py; do not edit by hand -->",
         "",
-        f"Made by `{command}` on {machine()['cpu']}, one thread; "
-        + ", ".join(f"{n} {v}" for n, v in versions().items() if n in ("rlhf", "torch", "transformers"))
-        + ".",
+        made_by or made(command),
         "",
         f"{len(healthy)} healthy and {len(hacked)} hacked runs of the embedded world.",
         ABOUT,
@@ -164,6 +223,14 @@ def page(rows: Sequence[Row], command: str, *, kinds: Mapping[str, str], planned
         *hacked_lines(hacked),
         "",
         *([f"The truth did not fall in {', '.join(unharmed)}, which are not counted.", ""] if unharmed else []),
+        "## Beside the simulated rates",
+        "",
+        ABOUT_SIMULATED,
+        "",
+        *beside_simulated(hacked, simulated),
+        "",
+        ABOUT_EXCLUDED,
+        "",
         "## Every run",
         "",
         "| run | steps | looks | truth: first, peak, last | fall | first alarms |",

@@ -11,7 +11,7 @@ from rlhf.files import sha256
 from rlhf.pipeline.stages import gate
 from rlhf.registry import registry as registry_module
 from rlhf.registry.history import FILE, read_history
-from rlhf.registry.registry import Registry
+from rlhf.registry.registry import AliasMovedError, Registry
 from tests.fixtures.gated import gated, model, told
 
 
@@ -107,3 +107,31 @@ def test_a_decision_against_a_champion_of_before_is_made_again(models, tmp_path,
     events = registry.history()
     assert [(event.previous, event.version) for event in events] == [(None, 1), (1, 2)]
     assert events[-1].evidence["sha256"] != written
+
+
+@pytest.mark.parametrize("times", [1, gate.MAX_ATTEMPTS])
+def test_a_gate_measures_again_where_another_process_promotes_meanwhile(times, models, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlhf.pipeline.run.write_report", lambda run: run / "report.html")
+    registry = Registry(tmp_path / "registry")
+    registry.promote(models[0])
+    measured = []
+    decide = gate._decided
+
+    def meanwhile(*args):
+        found = decide(*args)
+        measured.append(found["champion"]["version"])
+        if len(measured) <= times:
+            registry.promote(models[len(measured) % 2], reason="meanwhile")
+        return found
+
+    monkeypatch.setattr(gate, "_decided", meanwhile)
+    pipeline = gated(tmp_path, {"gate": {"candidate": models[1], "require": told("pass")}})
+    if times == 1:
+        pipeline.run()
+        assert measured == [1, 2]
+        assert [event.previous for event in registry.history()] == [None, 1, 2]
+    else:
+        with pytest.raises(AliasMovedError, match="decide again"):
+            pipeline.run()
+        assert len(measured) == gate.MAX_ATTEMPTS
+        assert registry.history()[-1].reason == "meanwhile"

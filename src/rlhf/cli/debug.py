@@ -79,14 +79,15 @@ def debug_kl(
     from rlhf.models.device import placed_on
     from rlhf.models.policy import PolicyModel
 
+    limit, seed = _whole(given, "limit", None), _whole(given, "seed", 0)
     with placed_on(device):
         ours, theirs = PolicyModel.from_pretrained(policy), PolicyModel.from_pretrained(reference)
-    prompts = list(GRPODataset(str(given["prompts"]), ours.tokenizer, limit=given.get("limit")))
+    prompts = list(GRPODataset(str(given["prompts"]), ours.tokenizer, limit=limit))
     sampling = SamplingConfig.of(
         {"max_new_tokens": given.get("max_new_tokens", 64), "temperature": given.get("temperature", 1.0)},
         source="The command line",
     )
-    found = kl_positions(ours, theirs, prompts, sampling=sampling, seed=int(given.get("seed", 0)), num_shown=shown)
+    found = kl_positions(ours, theirs, prompts, sampling=sampling, seed=seed or 0, num_shown=shown)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return
@@ -124,6 +125,13 @@ def _settings(items: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]
         name: value["path"] if isinstance(value, Mapping) and set(value) == {"path"} else value
         for name, value in given.items()
     }
+
+
+def _whole(given: Mapping[str, Any], name: str, default: int | None) -> int | None:
+    value = given.get(name, default)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ConfigError(f"{name} is {value!r}; wanted a whole number, 0 or more.")
+    return value
 
 
 def _scored(rows: ScoredRows, reward: Any, file: Path) -> ScoredRows:

@@ -102,6 +102,8 @@ def _of_recipe(
         )
     aliases = [] if against is None else [f"stages.{name}.alias={against}" for name in gates]
     recipe = load_recipe(path, [*overrides, *aliases])
+    if against is not None:
+        _check_alias(recipe, gates, against)
     return _decided(recipe, stage or gates[-1], quiet=quiet, until=stage)
 
 
@@ -158,6 +160,22 @@ def _decided(recipe: RecipeConfig, name: str, *, quiet: bool, **options: Any) ->
         if stopped != [name]:
             raise
     return path, read_evidence(path)
+
+
+def _check_alias(recipe: RecipeConfig, gates: Sequence[str], against: str) -> None:
+    """A misspelled alias names no champion, and a gate without one compares nothing: it must not turn that into a pass."""
+    from rlhf.config.gates import GateStage
+    from rlhf.pipeline.stages.gate import registry_folder
+    from rlhf.registry.registry import Registry
+
+    for name in gates:
+        stage = recipe.stages[name]
+        assert isinstance(stage, GateStage)
+        registry = Registry(registry_folder(stage, Path(recipe.output_dir) / recipe.name))
+        try:
+            registry.path(against)
+        except ModelError as err:
+            raise ModelError(f"{err} For a recipe that makes the first one, leave --against out.") from None
 
 
 def _gates_of(recipe: RecipeConfig) -> list[str]:

@@ -30,15 +30,18 @@ def registry_list(registry: RegistryOption = FOLDER, as_json: JsonOption = False
     from rich.table import Table
 
     found = _opened(registry)
-    aliases, versions = found.aliases(), found.versions()
+    aliases, versions, damaged = found.aliases(), found.versions(), found.damaged()
     if as_json:
-        _print_json({"aliases": aliases, "versions": [_version(each, aliases) for each in versions]})
+        told = {"damaged": {str(number): why for number, why in damaged.items()}} if damaged else {}
+        _print_json({"aliases": aliases, "versions": [_version(each, aliases) for each in versions], **told})
         return
     table = Table(box=None, pad_edge=False)
     for title in ("version", "aliases", "added", "from"):
         table.add_column(title, no_wrap=title != "from")
     for each in versions:
-        table.add_row(each.name, ", ".join(_names(each, aliases)), each.added, _plain(_origin(each)))
+        table.add_row(each.name, ", ".join(_names(each.number, aliases)), each.added, _plain(_origin(each)))
+    for number, why in damaged.items():
+        table.add_row(f"{number:04d}", ", ".join(_names(number, aliases)), "damaged", _plain(why))
     console().print(table)
 
 
@@ -62,7 +65,7 @@ def registry_show(
         return
     out = console()
     for title, text in (
-        ("version", version.name), ("aliases", ", ".join(_names(version, aliases)) or "none"), ("path", str(path)),
+        ("version", version.name), ("aliases", ", ".join(_names(version.number, aliases)) or "none"), ("path", str(path)),
         ("from", _origin(version)), ("added", version.added),
     ):  # fmt: skip
         out.print(f"{title:<9}{printable(text)}", markup=False, highlight=False, soft_wrap=True)
@@ -82,10 +85,12 @@ def registry_promote(
 ) -> None:
     """Copy a model into the registry and let an alias name it, in one step."""
     from rlhf.pipeline.models import where_models_are
+    from rlhf.pipeline.validate.weights import read_model_folder
     from rlhf.registry.registry import Registry
 
     if not (model / "config.json").is_file() and (models := where_models_are(model)):
         raise ModelError(f"{model} is the folder of a run and no model. {models}")
+    read_model_folder(model)  # a file that was cut short is found before an alias names it
     if evidence is not None and not evidence.is_file():
         raise ModelError(f"There is no file {evidence} for --evidence; give the file that the decision is based on.")
     found = Registry(registry)
@@ -139,13 +144,13 @@ def _print_history(events: Sequence[Event]) -> None:
 
 def _version(version: Version, aliases: dict[str, int]) -> dict[str, Any]:
     return {
-        "version": version.number, "aliases": _names(version, aliases), "added": version.added, "source": version.source,
+        "version": version.number, "aliases": _names(version.number, aliases), "added": version.added, "source": version.source,
         "content": version.content, "lineage": dict(version.lineage), "files": dict(version.files),
     }  # fmt: skip
 
 
-def _names(version: Version, aliases: dict[str, int]) -> list[str]:
-    return [alias for alias, number in aliases.items() if number == version.number]
+def _names(version: int, aliases: dict[str, int]) -> list[str]:
+    return [alias for alias, number in aliases.items() if number == version]
 
 
 def _origin(version: Version) -> str:

@@ -101,6 +101,28 @@ class MeasuredRequirement(Requirement):
         return () if self.suite is None else (self.suite,)
 
 
+class ComparingRequirement(MeasuredRequirement):
+    """A requirement on the difference from the champion."""
+
+    lower_is_better: bool = False
+    """Whether less is better, as of toxicity: a rise is the loss then, and a fall the gain."""
+
+    @property
+    def compares(self) -> bool:
+        """It does."""
+        return True
+
+    @model_validator(mode="after")
+    def _champion_has_it_too(self) -> Self:
+        found = None if self.metric is None else metric_named(metric_of(self.metric))
+        if isinstance(found, Metric) and not found.of_baseline and "baseline" not in found.needs:
+            raise ValueError(
+                f"the metric {self.metric!r} is not measured of the champion, so there is no difference; give it a bound with `at_least` "
+                "or `at_most`"
+            )
+        return self
+
+
 class BoundedRequirement(MeasuredRequirement):
     """A requirement on the candidate's own mean."""
 
@@ -138,20 +160,13 @@ class AtMost(BoundedRequirement):
         return self.name or f"{self.about} at most {self.value:g}"
 
 
-class NonInferior(MeasuredRequirement):
+class NonInferior(ComparingRequirement):
     """The candidate loses no more than a margin against the champion on the same prompts or items."""
 
     kind: Literal["non_inferior"] = "non_inferior"
     decides = "non_inferior:non_inferior"
     margin: float | None = Field(None, gt=0)
     """How much of the mean may be lost, in the metric's own units; of a suite its own `margin` by default."""
-    lower_is_better: bool = False
-    """Whether a rise is the loss, as of toxicity."""
-
-    @property
-    def compares(self) -> bool:
-        """It does."""
-        return True
 
     @model_validator(mode="after")
     def _has_a_margin(self) -> Self:
@@ -160,20 +175,13 @@ class NonInferior(MeasuredRequirement):
         return self
 
 
-class Better(MeasuredRequirement):
+class Better(ComparingRequirement):
     """The candidate is better than the champion: PASS if the whole two-sided interval of the gain is above `by`, FAIL if it is below."""
 
     kind: Literal["better"] = "better"
     decides = "better:better"
     by: float = Field(0.0, ge=0)
     """Smallest gain that counts, in the metric's own units; of `win_rate` what it is above one half."""
-    lower_is_better: bool = False
-    """Whether a fall is the gain, as of toxicity."""
-
-    @property
-    def compares(self) -> bool:
-        """It does."""
-        return True
 
 
 class NoAlarm(Requirement):

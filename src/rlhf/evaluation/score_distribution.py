@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from rlhf.data.expand import text_key
 from rlhf.data.message_text import counted
-from rlhf.errors import DataError, did_you_mean
+from rlhf.errors import DataError, did_you_mean, kind_of
 from rlhf.evaluation.intervals import Array, Estimate, finite_or_none
 from rlhf.evaluation.reward_quality import spearman
 
@@ -200,9 +201,15 @@ def _array(path: Path) -> Array:
                     )
                 loaded = loaded[name]
             found = torch.as_tensor(loaded).double().numpy()
+        if np.iscomplexobj(found):
+            raise DataError(f"{path} holds complex numbers; wanted one real number a completion.")
         scores: Array = np.asarray(found, dtype=np.float64).reshape(-1)
     except DataError:
         raise
+    except pickle.UnpicklingError:
+        raise DataError(
+            f"{path} holds Python objects, and reading them would run code; save tensors or numbers alone, as torch.save(scores, FILE)."
+        ) from None
     except Exception as err:  # numpy and torch raise many kinds for a damaged or foreign file, and pickles are refused
         raise DataError(f"{path} can't be read as numbers: {type(err).__name__}: {str(err).splitlines()[0]}") from None
     return scores
@@ -210,15 +217,24 @@ def _array(path: Path) -> Array:
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(
+        path.read_bytes().split(b"\n"), start=1
+    ):  # texts may hold what str.splitlines splits at
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as err:
-            raise DataError(f"{path}:{number} is not JSON: {err.msg} at column {err.colno}.") from None
+            row = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as err:
+            raise DataError(f"{path}:{number} is not UTF-8: {err.reason} at byte {err.start + 1}.") from None
+        except (json.JSONDecodeError, RecursionError) as err:
+            raise DataError(f"{path}:{number} is not JSON: {err}.") from None
         if not isinstance(row, dict):
-            raise DataError(f"{path}:{number} is a {type(row).__name__}; wanted an object with a score.")
+            raise DataError(f"{path}:{number} is {kind_of(row)}; wanted an object with a score.")
+        for name in ("prompt", "completion"):
+            if name in row and not _is_text(row[name]):
+                raise DataError(
+                    f"{path}:{number}: {name} is {kind_of(row[name])}; wanted a text or a list of messages."
+                )
         rows.append(row)
     if not rows:
         raise DataError(f"{path} is empty.")
@@ -227,6 +243,10 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(message, dict) for message in value))
 
 
 def _text(value: Any) -> str:

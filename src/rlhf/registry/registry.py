@@ -44,6 +44,10 @@ _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _TAKEN = {VERSIONS, "history"}
 
 
+class AliasMovedError(ModelError):
+    """An alias names another version by now than the one that a decision was made against."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """One released model."""
@@ -82,9 +86,22 @@ class Registry:
         self.folder = Path(folder)
 
     def versions(self) -> list[Version]:
-        """All of them, oldest first."""
-        records = sorted((self.folder / VERSIONS).glob(f"[0-9]*/{RECORD}"))
-        return [_read_version(record) for record in records]
+        """All whose record can be read, oldest first; ``damaged`` has the others."""
+        found = []
+        for number in self._numbers():
+            with contextlib.suppress(ModelError):
+                found.append(self.version(number))
+        return found
+
+    def damaged(self) -> dict[int, str]:
+        """Version -> why it can't be used: its record can't be read, or an alias names it and its folder is gone."""
+        found = {}
+        for number in sorted({*self._numbers(), *self.aliases().values()}):
+            try:
+                self.version(number)
+            except ModelError as err:
+                found[number] = str(err)
+        return found
 
     def version(self, number: int) -> Version:
         """One of them.
@@ -94,7 +111,7 @@ class Registry:
         """
         record = self._home(number) / RECORD
         if not record.is_file():
-            known = ", ".join(version.name for version in self.versions()) or "none"
+            known = ", ".join(each.name for each in self.versions()) or "none"
             raise ModelError(f"The registry {self.folder} has no version {number}. It has: {known}.")
         return _read_version(record)
 
@@ -156,7 +173,7 @@ class Registry:
     ) -> Version:
         """Copy a model into the registry, and let an alias name it, in one step that a kill undoes or finishes.
 
-        A model whose files are those of a version already is not copied again.
+        A model whose files are those of a version already is not copied again, unless that version was damaged since.
 
         Args:
             model: A model folder.
@@ -167,7 +184,8 @@ class Registry:
 
         Raises:
             ConfigError: The alias is malformed.
-            ModelError: There is no model folder, or the alias names something else than ``instead_of`` by now.
+            AliasMovedError: The alias names something else than ``instead_of`` by now.
+            ModelError: There is no model folder.
             StorageError: The disk is full.
         """
         check_alias(alias)
@@ -176,7 +194,7 @@ class Registry:
             raise ModelError(f"{source} is not a model folder: it has neither config.json nor {ADAPTER}.")
         with self._locked():
             if instead_of not in (ANY, present := self.aliases().get(alias)):
-                raise ModelError(
+                raise AliasMovedError(
                     f"{alias} of {self.folder} names {_named(present)} by now, and the decision was made against {_named(instead_of)}; "
                     "decide again."
                 )
@@ -233,18 +251,29 @@ class Registry:
                 stack.append(event.version)
         return stack[-2] if len(stack) > 1 else None
 
+    def _numbers(self) -> list[int]:
+        """Of the folders of versions, whatever is in them."""
+        return sorted(int(home.name) for home in (self.folder / VERSIONS).glob("*") if home.name.isdigit())
+
+    def _is_whole(self, number: int) -> bool:
+        try:
+            self.verify(number)
+        except ModelError:
+            return False
+        return True
+
     def _home(self, number: int) -> Path:
         return self.folder / VERSIONS / f"{number:04d}"
 
     def _add(self, source: Path) -> Version:
-        """The version with this model's files; copied where there is none yet."""
+        """The version with this model's files; copied where there is none yet, or none that is still as it was added."""
         files = {file.relative_to(source).as_posix(): sha256(file) for file in _files_of(source)}
         content = hashlib.sha256("".join(f"{name}={digest};" for name, digest in files.items()).encode()).hexdigest()
-        versions = self.versions()
-        for version in versions:
-            if version.content == content:
+        for version in self.versions():
+            if version.content == content and self._is_whole(version.number):
                 return version
-        number = max((version.number for version in versions), default=0) + 1
+        told = (event.version or 0 for event in self.history())  # a number of the history names one model for ever
+        number = max([0, *self._numbers(), *told]) + 1
         home = self._home(number)
         check_space(home.parent, sum(file.stat().st_size for file in _files_of(source)), purpose="A version")
         with storage_errors(home):
@@ -360,7 +389,9 @@ def _read_version(record: Path) -> Version:
     try:
         return Version(**json.loads(record.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as err:
-        raise ModelError(f"{record} can't be read as the record of a version: {err}.") from err
+        raise ModelError(
+            f"{record} can't be read as the record of a version: {err}. Restore it from a copy, or promote the model again from its source."
+        ) from err
 
 
 def _now() -> str:

@@ -76,6 +76,39 @@ def test_a_file_without_scores_is_answered(tmp_path, text, key):
         read_scores(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (b'{"score": 1}\n{"prompt": "\xff", "score": 1}\n', ":2"),
+        (b'{"prompt": "a", "completion": null, "score": 1}\n', "completion"),
+        (b'{"prompt": 5, "completion": "b", "score": 1}\n', "prompt"),
+    ],
+)
+def test_a_row_that_is_no_text_is_named(tmp_path, text, key):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(DataError, match=key):
+        read_scores(path)
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "completion": "one\u2028two\u0085three", "score": 1}\n', encoding="utf-8")
+    assert read_scores(path).completions == ["one\u2028two\u0085three"]
+
+
+def test_complex_numbers_are_no_scores(tmp_path):
+    np.save(tmp_path / "c.npy", np.array([1 + 2j]))
+    with pytest.raises(DataError, match=r"c\.npy"):
+        read_scores(tmp_path / "c.npy")
+
+
+@pytest.mark.parametrize("setting", ["limit=abc", "seed=x", "seed=-1", "limit=true"])
+def test_settings_of_debug_kl_are_whole_numbers(call, setting):
+    code, _, err = call("debug", "kl", "embedded", "embedded", "prompts=none.jsonl", setting)
+    assert (code, setting.partition("=")[0] in err) == (ConfigError.exit_code, True)
+
+
 def test_an_unknown_column_or_no_score_at_all(rollouts, tmp_path):
     with pytest.raises(DataError, match="topics"):
         score_report(read_scores(rollouts), source="topics")

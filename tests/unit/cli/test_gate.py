@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -77,6 +78,10 @@ def test_what_could_let_a_model_pass_by_mistake_is_an_error(call, room, models):
     recipe = room / "r.yaml"
     recipe.write_text(yaml.safe_dump({"name": "r", "stages": {"world": {"kind": "world"}}}))
     assert call("gate", recipe)[0] == ConfigError.exit_code
+    gates = {"one": {"kind": "gate", "candidate": str(models[1]), "require": [{"kind": "better", "suite": "format"}]}}
+    recipe.write_text(yaml.safe_dump({"name": "r", "stages": gates}))
+    assert call("gate", recipe, "--against", "champoin")[0] == ModelError.exit_code
+    assert Registry("registry").aliases() == {"champion": 1}
     broken = room / "gate.json"
     broken.write_text("{}")
     assert call("gate", "--replay", broken)[0] == DataError.exit_code
@@ -85,8 +90,11 @@ def test_what_could_let_a_model_pass_by_mistake_is_an_error(call, room, models):
 def test_a_changed_file_does_not_replay(call, room, models):
     call("gate", models[1], "--config", settings(room, "fail"), "--quiet")
     path = room / "runs" / "gate" / "gate" / "gate.json"
-    path.write_text(path.read_text().replace('"fail"', '"pass"', 1))
-    assert call("gate", "--replay", path)[0] == DataError.exit_code
+    written = path.read_text()
+    for old, new in (('"fail"', '"pass"'), ('"version": 1', '"version": 2')):
+        assert old in written
+        path.write_text(written.replace(old, new, 1))
+        assert call("gate", "--replay", path)[0] == DataError.exit_code
 
 
 def test_the_registry_is_listed_shown_and_rolled_back(call, room, models):
@@ -108,6 +116,12 @@ def test_the_registry_is_listed_shown_and_rolled_back(call, room, models):
     assert code == 0
     assert "version 1 now" in out
     assert json.loads(call("registry", "rollback", "--to", "2", "--json")[1])["event"]["previous"] == 1
+    (room / "registry" / "versions" / "0001" / "version.json").write_text("{")
+    assert json.loads(call("registry", "list", "--json")[1])["damaged"].keys() == {"1"}
+    assert "damaged" in call("registry", "list")[1]
+    shutil.copytree(models[1], room / "short")
+    (room / "short" / "model.safetensors").write_bytes((models[1] / "model.safetensors").read_bytes()[:-8])
+    assert call("registry", "promote", room / "short")[0] == ModelError.exit_code
     assert call("registry", "show", "champoin")[0] == ModelError.exit_code
     assert call("registry", "rollback", "--to", "9")[0] == ModelError.exit_code
     assert call("registry", "promote", room)[0] == ModelError.exit_code

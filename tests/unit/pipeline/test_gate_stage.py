@@ -186,6 +186,11 @@ def test_alarms_of_a_training_stage_decide(models, tmp_path):
         ({"require": {"kind": "better", "metric": "winrate"}}, "win_rate"),
         ({"require": {"kind": "better"}}, "metric"),
         ({"require": {"kind": "non_inferior", "metric": "length"}, "prompts": "p.jsonl"}, "margin"),
+        ({"require": {"kind": "better", "metric": "kl_divergence"}, "prompts": "p.jsonl"}, "at_most"),
+        (
+            {"require": {"kind": "non_inferior", "metric": "reward_accuracy", "margin": 0.1}, "pairs": "p.jsonl"},
+            "at_least",
+        ),
         ({"require": [{"kind": "no_alarm"}, {"kind": "no_alarm"}]}, "name"),
         ({"require": told("pass"), "alias": "no good"}, "alias"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,37 @@ def test_a_damaged_version_is_named_and_nothing_is_rolled_back_to_it(registry, t
     (registry.path(1) / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="missing"):
         registry.verify(1)
+
+
+def test_promoting_a_damaged_version_again_from_its_source_mends_the_alias(registry, tmp_path):
+    source = model(tmp_path / "a")
+    registry.promote(source)
+    (registry.path() / "model.safetensors").write_text("flipped")
+    assert registry.promote(source).number == 2
+    registry.verify(registry.current().number)
+    assert (registry.folder / "champion" / "model.safetensors").read_text() == "w1"
+    assert registry.promote(source).number == 2, "the whole one is taken from now on"
+
+
+def test_a_version_whose_record_is_damaged_leaves_the_others_usable(registry, tmp_path):
+    registry.promote(model(tmp_path / "a"))
+    registry.promote(model(tmp_path / "b", "w2"))
+    (registry.path(1).parent / "version.json").write_text('{"number": 1')
+    assert [version.number for version in registry.versions()] == [2]
+    assert registry.damaged().keys() == {1}
+    with pytest.raises(ModelError, match=r"0001.version\.json"):
+        registry.rollback()
+    assert registry.current().number == 2
+    assert registry.promote(tmp_path / "a").number == 3
+    shutil.rmtree(registry.path(3).parent)
+    assert registry.damaged().keys() == {1, 3}, "what an alias names and is gone"
+
+
+def test_a_number_of_the_history_never_names_another_model(registry, tmp_path):
+    registry.promote(model(tmp_path / "a"))
+    registry.promote(model(tmp_path / "b", "w2"))
+    shutil.rmtree(registry.path(2).parent)
+    assert registry.promote(model(tmp_path / "c", "w3")).number == 3
 
 
 def test_what_is_not_there_is_answered_with_what_is(registry, tmp_path):

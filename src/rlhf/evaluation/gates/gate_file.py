@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -17,15 +18,29 @@ from rlhf.evaluation.gates.measurements import Measurements
 
 SCHEMA = 1
 FILE = "gate.json"
+SEAL = "sha256"
+"""Key of the hash of everything else in the file."""
 TOLERANCE = 1e-6
 """Relative, of numbers that another processor may round another way."""
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with a hash over all of it, so that an edit anywhere shows. No signature: who edits can hash again, and the line in the
+    registry's history, which has the hash of the whole file, then differs."""
+    plain = json.loads(json.dumps(document))  # as it will be read: keys are texts then, tuples lists
+    return {**plain, SEAL: _hash_of(plain)}
+
+
+def _hash_of(document: Mapping[str, Any]) -> str:
+    told = {key: value for key, value in document.items() if key != SEAL}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def read_evidence(path: Path | str) -> dict[str, Any]:
     """What a gate wrote.
 
     Raises:
-        DataError: It can't be read, or no gate wrote it.
+        DataError: It can't be read, no gate wrote it, or it was changed since.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -39,6 +54,10 @@ def read_evidence(path: Path | str) -> dict[str, Any]:
     if found.get("schema") != SCHEMA:
         raise DataError(
             f"{path} has schema {found.get('schema')!r}, and this version reads {SCHEMA}; use the version that wrote it."
+        )
+    if found.get(SEAL) != _hash_of(found):
+        raise DataError(
+            f"{path} was changed since a gate wrote it: the {SEAL} in it is not that of the rest. Restore it, or let the gate decide again."
         )
     return found
 

@@ -20,7 +20,7 @@ from rlhf.config.gates import GateStage
 from rlhf.errors import GateError, ModelError, UndecidedGateError
 from rlhf.evaluation.decision import Decision
 from rlhf.evaluation.gates.gate import decide
-from rlhf.evaluation.gates.gate_file import FILE, SCHEMA, read_evidence
+from rlhf.evaluation.gates.gate_file import FILE, SCHEMA, read_evidence, sealed
 from rlhf.files import write_json
 from rlhf.models.folders import write_folder_aside
 from rlhf.models.sources import EMBEDDED, embedded_folder
@@ -29,8 +29,10 @@ from rlhf.pipeline.manifest import now
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.gate_measurements import Contenders, measure_contenders
 from rlhf.pipeline.stages.inputs import load_policy
-from rlhf.registry.registry import DEFAULT, Registry
+from rlhf.registry.registry import DEFAULT, AliasMovedError, Registry
 
+MAX_ATTEMPTS = 3
+"""Measurements, where other processes promote in between."""
 REGISTRY_FILE = "registry.json"
 """The registry's history as it was after the decision, for the report."""
 
@@ -45,11 +47,7 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
     """
     registry = Registry(registry_folder(stage, at.run_dir))
     evidence = at.folder / FILE
-    document = _already_decided(stage, at, registry)
-    if document is None:
-        document = _decided(stage, at, registry)
-        write_json(evidence, document)
-    version = _carry_out(stage, document, registry, evidence)
+    document, version = _decided_and_done(stage, at, registry, evidence)
     decision = Decision(document["decision"])
     history = [event.to_dict() for event in registry.history(stage.alias)]
     write_json(at.folder / REGISTRY_FILE, {"folder": str(registry.folder), "alias": stage.alias, "history": history})
@@ -69,6 +67,24 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
             **{f"{name}_decision": ruling["decision"] for name, ruling in document["rulings"].items()},
         },
     )
+
+
+def _decided_and_done(
+    stage: GateStage, at: StageContext, registry: Registry, evidence: Path
+) -> tuple[Mapping[str, Any], int | None]:
+    """The decision, carried out, and the version it leaves; measured again where another process promoted in between."""
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
+        document = _already_decided(stage, at, registry)
+        if document is None:
+            document = sealed(_decided(stage, at, registry))
+            write_json(evidence, document)
+        try:
+            return document, _carry_out(stage, document, registry, evidence)
+        except AliasMovedError as err:
+            if not attempts_left:
+                raise
+            at.log.say(f"Measures again: {err}")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def registry_folder(stage: GateStage, run_dir: Path) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.decision import Decision, Ruling
 from rlhf.evaluation.gates.gate import NOT_COMPARED, decide
-from rlhf.evaluation.gates.gate_file import SCHEMA, read_evidence, replay
+from rlhf.evaluation.gates.gate_file import SCHEMA, SEAL, read_evidence, replay, sealed
 from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, StageAlarms
 from tests.fixtures.gate_records import measured, metric, required, suite, suite_run, values
 
@@ -277,7 +277,7 @@ def document():
 
 def test_a_decision_is_made_again_from_its_file(document, tmp_path):
     path = tmp_path / "gate.json"
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(sealed(document)))
     again = replay(read_evidence(path))
     assert again.decision is PASS
     assert json.loads(json.dumps(again.to_dict())) == {key: document[key] for key in ("decision", "reason", "rulings")}
@@ -297,6 +297,10 @@ def test_a_file_that_was_changed_is_found_out(document, tmp_path):
     path.write_text(json.dumps({"decision": "pass"}))
     with pytest.raises(DataError, match=r"gate\.json"):
         read_evidence(path)
+    for edited in ({**sealed(document), "run": "another"}, {**sealed(document), SEAL: None}, document):
+        path.write_text(json.dumps(edited))
+        with pytest.raises(DataError, match="changed"):
+            read_evidence(path)
     path.write_text(json.dumps({**document, "schema": 99}))
     with pytest.raises(DataError, match="99"):
         read_evidence(path)

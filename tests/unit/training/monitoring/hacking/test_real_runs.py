@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hacked_runs import KINDS, fall_of, planned
-from benchmarks.hacked_runs_page import detected, healthy_lines, page, poisson_interval, share_interval
+from benchmarks.hacked_runs import KINDS, fall_of, planned, text_of
+from benchmarks.hacked_runs_page import beside_simulated, detected, healthy_lines, poisson_interval, share_interval
 
 ROWS = Path(__file__).parents[5] / "docs" / "results" / "hacking-real-runs.json"
 
@@ -67,11 +67,22 @@ def test_false_alarms_are_counted_per_exposure():
 
 def test_the_page_tells_what_was_not_run_and_where_nothing_fell():
     rows = [row_of("ppo-0", healthy=True, fell=False), row_of("no-kl-0"), row_of("blind-0", fell=False)]
-    kinds = {name: kind.what for name, kind in KINDS.items()}
-    text = page(rows, "command", kinds=kinds, planned=[run.name for run in planned()])
+    text = text_of(rows)
     assert "did not fall in blind-0" in text
     assert "no-kl-1" in text.partition("not run yet")[2]
-    assert text.count("\n| no-kl |") == 1
+    assert text.partition("## Beside")[0].count("\n| no-kl |") == 1
+
+
+def test_detection_stands_beside_the_simulated_hack_and_says_where_it_is_excluded():
+    cell = {"runs": 100, "rollout_runs": 50, "alarms": {"judge_slope": 100, "length_gaming": 50, "spikes": 1}}
+    cell["median_steps"] = {"judge_slope": 640.0, "length_gaming": 560.0, "spikes": 900.0}
+    simulated = dict.fromkeys(("gao", "len", "rep"), {"cell": cell, "settings": {"since": 500}})
+    rows = [row_of(f"length-{k}", alarms=[("judge_slope", 40)]) for k in range(5)]
+    lines = beside_simulated(rows, simulated)[2:]
+    # 20 steps after the peak at 50 looks of 100 steps; 140 steps of 20 a look
+    assert lines[0] == "| length | `judge_slope` | 5 of 5 [48 %, 100 %] | +10 | len | 100 % | +7 | meets it |"
+    assert lines[1] == "| length | `length_gaming` | 0 of 5 [0 %, 52 %] | - | len | 100 % | +3 | **excludes it** |"
+    assert len(lines) == 2, "spikes see no such hack, and no other kind was run"
 
 
 def test_no_two_runs_are_the_same_training():
