@@ -73,6 +73,21 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
+    """No machine is switched off here, and every wait for its disk takes milliseconds. Gives what was set aside.
+
+    Which calls are made, and in which order, is what ``tests/fixtures/crash.py`` takes down.
+    """
+    from rlhf.feedback.store import engine
+
+    set_aside = {"fsync": os.fsync, "synchronous": engine.SYNCHRONOUS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(engine, "SYNCHRONOUS", "OFF")
+        yield set_aside
+
+
 @pytest.fixture(scope="session")
 def assets() -> Path:
     """The folder of real data and the small real model; a test that asks for it is skipped where it is absent."""
