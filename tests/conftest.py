@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -35,6 +36,17 @@ TRL_WARNINGS = (
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests and torch's modules are there to the end: the garbage collector needs to walk through them no more."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A folder or a fixture that says what a test needs is marker enough; what is not here is skipped by name."""
     for item in items:
@@ -59,6 +71,21 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
+    """No machine is switched off here, and every wait for its disk takes milliseconds. Gives what was set aside.
+
+    Which calls are made, and in which order, is what ``tests/fixtures/crash.py`` takes down.
+    """
+    from rlhf.feedback.store import engine
+
+    set_aside = {"fsync": os.fsync, "synchronous": engine.SYNCHRONOUS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(engine, "SYNCHRONOUS", "OFF")
+        yield set_aside
 
 
 @pytest.fixture(scope="session")

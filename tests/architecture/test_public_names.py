@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 
@@ -44,6 +45,7 @@ PROMISED = set(
 )
 
 
+@functools.cache
 def definitions() -> dict[str, str]:
     """Promised names that some module defines at its top level, and where."""
     found = {}

@@ -19,7 +19,7 @@ from rlhf.errors import CheckpointError
 from rlhf.files import delete, write_json, write_text
 from rlhf.training.checkpoint import CheckpointManager
 from rlhf.training.checkpoint_folder import Record, Snapshot
-from tests.fixtures.crash import Disk, Tree, lay_out, no_fsync, random_luck
+from tests.fixtures.crash import Disk, Tree, lay_out, random_luck
 
 Held = Mapping[str, float]
 """Names of the checkpoints in a folder, and the number that each was filled with."""
@@ -141,9 +141,8 @@ SCENARIOS: dict[str, tuple[list[Save | DiscardAfter], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_whatever_the_last_call_is_the_old_or_the_new_checkpoint_is_whole(name, tmp_path):
     calls, arguments = SCENARIOS[name]
-    with no_fsync():
-        disk, done = record(tmp_path / "whole", calls, **arguments)
-        assert check_every_crash(disk, done, tmp_path) > 10 * len(calls), "the disk saw the calls"
+    disk, done = record(tmp_path / "whole", calls, **arguments)
+    assert check_every_crash(disk, done, tmp_path) > 10 * len(calls), "the disk saw the calls"
 
 
 CALLS = st.lists(
@@ -166,32 +165,30 @@ CALLS = st.lists(
 )
 def test_any_sequence_of_calls_may_be_cut_anywhere(calls, keep, keep_every, background, seed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
-    with no_fsync():
-        disk, done = record(folder / "whole", calls, keep=keep, keep_every=keep_every, background=background)
-        draw = Random(seed)
-        when = draw.randint(disk.start, len(disk.events))
-        tree = disk.after_crash(when, random_luck(draw))
-        check_what_is_left(tree, [call for call in done if call.began <= when][-1], folder / "left")
+    disk, done = record(folder / "whole", calls, keep=keep, keep_every=keep_every, background=background)
+    draw = Random(seed)
+    when = draw.randint(disk.start, len(disk.events))
+    tree = disk.after_crash(when, random_luck(draw))
+    check_what_is_left(tree, [call for call in done if call.began <= when][-1], folder / "left")
 
 
 def test_leftovers_do_not_pile_up_over_many_crashes(tmp_path):
     folder, draw = tmp_path / "0", Random(5)
     (folder / "run").mkdir(parents=True)
     newest: float = 0
-    with no_fsync():
-        for number in range(1, 12):
-            disk = Disk(folder)
-            store = CheckpointManager(folder / "run", keep=1)
-            with disk.recording():
-                save(store, number, number)
-            when = draw.randrange(disk.start, len(disk.events))
-            folder = tmp_path / str(number)
-            lay_out(disk.after_crash(when, lambda kind: True if kind == "name" else "half"), folder)
-            assert len(os.listdir(folder / "run")) <= 3, "one that is whole, one coming, one going"
-            latest = CheckpointManager(folder / "run").load_latest(warn=pytest.fail)
-            found = 0 if latest is None else number_of(latest)
-            assert found in (newest, number), "what was there after the crash before, or what was written since"
-            newest = found
+    for number in range(1, 12):
+        disk = Disk(folder)
+        store = CheckpointManager(folder / "run", keep=1)
+        with disk.recording():
+            save(store, number, number)
+        when = draw.randrange(disk.start, len(disk.events))
+        folder = tmp_path / str(number)
+        lay_out(disk.after_crash(when, lambda kind: True if kind == "name" else "half"), folder)
+        assert len(os.listdir(folder / "run")) <= 3, "one that is whole, one coming, one going"
+        latest = CheckpointManager(folder / "run").load_latest(warn=pytest.fail)
+        found = 0 if latest is None else number_of(latest)
+        assert found in (newest, number), "what was there after the crash before, or what was written since"
+        newest = found
     assert newest > 1, "some saves came through"
 
 
@@ -203,7 +200,7 @@ def test_a_file_is_the_old_or_the_new_one_and_the_new_one_when_the_call_has_retu
     root = tmp_path / "whole"
     root.mkdir()
     disk, returned, expected = Disk(root), [], []
-    with no_fsync(), disk.recording():
+    with disk.recording():
         for value in ("first " * 50, "second " * 70, "third"):
             write(root / "run" / "a.txt", value)
             returned.append(len(disk.events))
@@ -252,10 +249,9 @@ def test_the_simulated_disk_catches_a_careless_store(careless, tmp_path, monkeyp
         monkeypatch.setattr(checkpoint, "fsync", sync_only(folders=False))
     else:
         monkeypatch.setattr(Snapshot, "write", removing_first(Snapshot.write))
-    with no_fsync():
-        disk, done = record(tmp_path / "whole", [Save(1), Save(2), Save(3)], keep=1)
-        with pytest.raises((AssertionError, CheckpointError, pytest.fail.Exception)):
-            check_every_crash(disk, done, tmp_path)
+    disk, done = record(tmp_path / "whole", [Save(1), Save(2), Save(3)], keep=1)
+    with pytest.raises((AssertionError, CheckpointError, pytest.fail.Exception)):
+        check_every_crash(disk, done, tmp_path)
 
 
 def removing_first(write: Any) -> Any:

@@ -279,8 +279,9 @@ def test_help_costs_less_than_a_processor_second_in_a_fresh_process():
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
-    best = 9.0
-    for _ in range(3):  # the fastest of three: other processes may share the machine's caches
+    best, tries = 9.0, 0
+    while best >= 1.0 and tries < 3:  # the fastest of three: other processes may share the machine's caches
+        tries += 1
         before = children()
         result = subprocess.run([sys.executable, "-m", "rlhf.cli", "--help"], capture_output=True, text=True)
         best = min(best, children() - before)

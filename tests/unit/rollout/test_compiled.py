@@ -113,7 +113,7 @@ def test_half_precision_is_as_near_as_autocast(family):
     assert_as_near_as_autocast(model, CompiledModel(model, settings, torch.bfloat16))
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 16, 32, 48, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [2, 6, 16, 48, 64, 256])  # without vectors; an odd number of them, and an even one
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_heads_of_any_width_are_read_right(head_dim, dtype, monkeypatch):
     monkeypatch.setitem(FAMILIES, "qwen3", FAMILIES["qwen3"] | {"head_dim": head_dim})

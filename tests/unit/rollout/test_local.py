@@ -132,14 +132,22 @@ def test_the_first_token_follows_the_softmax(policy):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss", "gpt_neo", "mamba"])
 def test_a_sample_hangs_on_nothing_beside_it(family, word_tokenizer, prompts):
     policy = PolicyModel(build_family(family), word_tokenizer)
-    expected = tokens_of(ask(LocalEngine(policy), prompts, num_samples=3))
-    for max_rows in (1, 2, 4, 7):
-        assert tokens_of(ask(LocalEngine(policy, max_rows=max_rows), prompts, num_samples=3)) == expected
+
+    def sampled(asked, num_samples=3, **limits):
+        short = SAMPLED.updated(max_new_tokens=12)
+        return tokens_of(ask(LocalEngine(policy, **limits), asked, short, num_samples=num_samples))
+
+    expected = sampled(prompts)
+    assert len({len(tokens) for group in expected for tokens in group}) > 3, (
+        "rows that end take turns with rows that wait"
+    )
+    for rows in (1, 4, 7):
+        assert sampled(prompts, max_rows=rows) == expected
     for limits in ({"max_prefill_tokens": 12}, {"max_cache_tokens": 1}, {"max_cache_tokens": 100}):
-        assert tokens_of(ask(LocalEngine(policy, **limits), prompts, num_samples=3)) == expected
-    assert tokens_of(ask(LocalEngine(policy), prompts[::-1], num_samples=3))[::-1] == expected
+        assert sampled(prompts, **limits) == expected
+    assert sampled(prompts[::-1])[::-1] == expected
     for prompt, group in zip(prompts, expected, strict=True):
-        assert tokens_of(ask(LocalEngine(policy), [prompt], num_samples=1)) == [[group[0]]]
+        assert sampled([prompt], num_samples=1) == [[group[0]]]
 
 
 def test_an_engine_that_was_used_before_gives_the_same(policy, prompts):

@@ -31,6 +31,8 @@ NUM_SHOWN_BYTES = 16
 """Of a file that is not a database, in the sentence that says so."""
 BESIDE = ("-wal", "-shm", "-journal")
 """Ends of the files that SQLite keeps next to the database; it gives them the rights that the database has."""
+SYNCHRONOUS = "FULL"
+"""When SQLite waits for the disk: at every commit, so that what was acknowledged outlives a power cut."""
 VERSION_TABLE = "alembic_version"
 """Where alembic keeps which tables a database has."""
 MAX_TRIES = 50
@@ -165,7 +167,7 @@ def _make_safe(engine: Engine) -> None:
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",
-            "synchronous=FULL",
+            f"synchronous={SYNCHRONOUS}",
             "foreign_keys=ON",
             f"busy_timeout={BUSY_SECONDS * 1000}",
         ):
