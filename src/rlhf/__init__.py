@@ -16,6 +16,7 @@ from rlhf.version import __version__
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
     from rlhf.config.base import BaseConfig as BaseConfig
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
+    from rlhf.config.merging import MergeConfig as MergeConfig
     from rlhf.config.methods.rloo import RLOOConfig as RLOOConfig
     from rlhf.config.model import LoRAConfig as LoRAConfig
     from rlhf.config.model import ModelConfig as ModelConfig
@@ -65,6 +66,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
     from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
     from rlhf.feedback.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
+    from rlhf.merging.interpolation import layer_wise_interpolation as layer_wise_interpolation
+    from rlhf.merging.merger import ModelMerger as ModelMerger
+    from rlhf.merging.soup import ModelSoup as ModelSoup
     from rlhf.models.adapted import apply_lora as apply_lora
     from rlhf.models.adapted import compile_model as compile_model
     from rlhf.models.optimized_attention import OptimizedAttention as OptimizedAttention
@@ -148,7 +152,10 @@ PUBLIC: dict[str, str] = {
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
     "LoRAConfig": "rlhf.config.model:LoRAConfig",
+    "MergeConfig": "rlhf.config.merging:MergeConfig",
     "ModelConfig": "rlhf.config.model:ModelConfig",
+    "ModelMerger": "rlhf.merging.merger:ModelMerger",
+    "ModelSoup": "rlhf.merging.soup:ModelSoup",
     "NoAlarm": "rlhf.config.requirements:NoAlarm",
     "NonInferior": "rlhf.config.requirements:NonInferior",
     "ORPOConfig": "rlhf.config.preference:ORPOConfig",
@@ -212,6 +219,7 @@ PUBLIC: dict[str, str] = {
     "evaluate_model": "rlhf.evaluation.evaluate_model:evaluate_model",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
+    "layer_wise_interpolation": "rlhf.merging.interpolation:layer_wise_interpolation",
     "noninferiority": "rlhf.evaluation.noninferiority:noninferiority",
     "run_benchmark": "rlhf.evaluation.benchmarks.run_benchmark:run_benchmark",
     "setup_logging": "rlhf.training.console:setup_logging",

@@ -49,6 +49,7 @@ COMMANDS = {
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),
+    "merge": Entry("merge:merge", "The loop"),
     "methods": Entry("methods:methods", "Look"),
     "validate": Entry("validate_doctor:validate", "Look", takes_settings=True),
     "plan": Entry("plan:plan", "Look", takes_settings=True),

@@ -1,0 +1,1 @@
+"""One file a merge method; ``rlhf.merging.method_table`` lists them."""

@@ -1,0 +1,133 @@
+"""Averages of runs that began at one model: all of them, or those that help on a validation function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlhf.config.merging import MergeConfig
+from rlhf.errors import ConfigError, check_type
+from rlhf.files import delete, write_json
+from rlhf.merging.merger import ModelMerger
+from rlhf.merging.output_folder import check_empty
+from rlhf.merging.report import MergeReport
+
+SOUP_FILE = "soup.json"
+Evaluate = Callable[[Path], float]
+"""A model's folder -> how good it is; more is better."""
+Accept = Callable[[float, float], bool]
+"""(score with the new model, score without) -> whether it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A model that was tried."""
+
+    model: str
+    alone: float
+    """Its own score."""
+    together: float | None
+    """The soup's with it; None for the first."""
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GreedySoup:
+    """What was kept, in the order in which it was tried."""
+
+    folder: Path
+    score: float
+    ingredients: tuple[str, ...]
+    trials: tuple[Trial, ...]
+
+
+def at_least_as_good(with_it: float, without: float) -> bool:
+    """The rule of the paper: a model stays where the soup does not become worse."""
+    return with_it >= without
+
+
+class ModelSoup:
+    """Averages of models of one architecture, fine-tuned from one start.
+
+        ModelSoup(["runs/a/model", "runs/b/model"]).uniform("soup")
+        ModelSoup(folders).greedy(evaluate, "soup")
+
+    Source: Wortsman et al. 2022, recipe 1, arXiv:2203.05482. Models of other starts don't lie in one valley, and their average is poor.
+
+    Args:
+        models: At least one folder.
+        threads: As of ``ModelMerger``.
+    """
+
+    def __init__(self, models: Sequence[Path | str], *, threads: int | None = None) -> None:
+        check_type(models, (list, tuple), name="models", expected="a list of model folders")
+        self.models = [str(model) for model in models]
+        if not self.models or len(set(self.models)) < len(self.models):
+            raise ConfigError(f"A soup takes different models, at least one; got {', '.join(self.models) or 'none'}.")
+        self.threads = threads
+
+    def uniform(self, folder: Path | str) -> MergeReport:
+        """The mean of all.
+
+        Raises:
+            ModelError: They don't fit together.
+        """
+        return self._average(self.models, Path(folder))
+
+    def greedy(self, evaluate: Evaluate, folder: Path | str, *, accept: Accept = at_least_as_good) -> GreedySoup:
+        """Begin with the best model, and add the next best wherever the mean does not become worse.
+
+        Args:
+            evaluate: Called with each model's folder, then with the folder of each mean that is tried. Use rows that nothing is reported on.
+            folder: Of the result; ``soup.json`` in it says what was tried.
+            accept: Decides on (score with the new model, score without); a gate may ask for more than "not worse".
+
+        Raises:
+            ConfigError: ``evaluate`` gave no finite number.
+            ModelError: The models don't fit together.
+        """
+        folder = Path(folder)
+        check_empty(folder)
+        ModelMerger(
+            _mean_of(self.models), threads=self.threads
+        ).plan()  # what does not fit is found before anything is evaluated
+        alone = {model: _score(evaluate, Path(model)) for model in self.models}
+        order = sorted(self.models, key=lambda model: -alone[model])
+        kept, best = [order[0]], alone[order[0]]
+        trials = [Trial(order[0], best, None, kept=True)]
+        candidate = folder.with_name(f".{folder.name}.soup")
+        try:
+            for model in order[1:]:
+                if candidate.is_dir():
+                    delete(candidate)
+                self._average([*kept, model], candidate)
+                score = _score(evaluate, candidate)
+                trials.append(Trial(model, alone[model], score, kept=accept(score, best)))
+                if trials[-1].kept:
+                    kept, best = [*kept, model], score
+        finally:
+            if candidate.is_dir():
+                delete(candidate)
+        self._average(kept, folder)
+        found = GreedySoup(folder, best, tuple(kept), tuple(trials))
+        write_json(
+            folder / SOUP_FILE, {"score": best, "ingredients": kept, "trials": [asdict(trial) for trial in trials]}
+        )
+        return found
+
+    def _average(self, models: Sequence[str], folder: Path) -> MergeReport:
+        return ModelMerger(_mean_of(models), threads=self.threads).merge(folder)
+
+
+def _mean_of(models: Sequence[str]) -> MergeConfig:
+    tree = {"merge_method": "linear", "models": [{"model": model, "parameters": {"weight": 1.0}} for model in models]}
+    return MergeConfig.of(tree, source="ModelSoup")
+
+
+def _score(evaluate: Evaluate, folder: Path) -> float:
+    score = evaluate(folder)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise ConfigError(f"evaluate gave {score!r} for {folder}; expected a finite number, more being better.")
+    return float(score)
