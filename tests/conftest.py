@@ -79,12 +79,12 @@ def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
 
     Which calls are made, and in which order, is what ``tests/fixtures/crash.py`` takes down.
     """
-    from rlhf.feedback.store import engine
+    from rlhf.feedback.store import database
 
-    set_aside = {"fsync": os.fsync, "synchronous": engine.SYNCHRONOUS}
+    set_aside = {"fsync": os.fsync, "synchronous": database.SYNCHRONOUS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(engine, "SYNCHRONOUS", "OFF")
+        patch.setattr(database, "SYNCHRONOUS", "OFF")
         yield set_aside
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from alembic import command
 
 from rlhf.errors import ConfigError, StorageError
-from rlhf.feedback.store import PreferenceStore, Response, Submission, Task, TaskKind, engine
+from rlhf.feedback.store import PreferenceStore, Response, Submission, Task, TaskKind, database
 from rlhf.feedback.store.assign import AssignmentRules
 from rlhf.feedback.store.database import open_engine, writing
 from rlhf.feedback.store.migrate import alembic_config
@@ -30,7 +30,7 @@ def test_what_was_decided_is_there_when_the_store_is_opened_again(place):
 
 
 def test_every_commit_is_synced(tmp_path, monkeypatch, no_disk_is_waited_for):
-    monkeypatch.setattr(engine, "SYNCHRONOUS", no_disk_is_waited_for["synchronous"])
+    monkeypatch.setattr(database, "SYNCHRONOUS", no_disk_is_waited_for["synchronous"])
     with PreferenceStore(tmp_path / "s.db") as store, store.engine.connect() as connection:
         kept = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("synchronous", "journal_mode")}
     assert kept == {"synchronous": 2, "journal_mode": "wal"}, "FULL: what was acknowledged outlives a power cut"
