@@ -1,4 +1,4 @@
-"""Models of two families: each reads the prompts in its own token ids, and bytes compare where tokens do not."""
+"""Models and texts of several families: their own token ids, bytes where tokens do not compare, and words of all scripts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlhf.evaluation.evaluate_model import evaluate_model
 from rlhf.evaluation.evaluator import evaluate_policies
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny
+from tests.fixtures.metric_inputs import inputs_of, measured
 
 SAMPLING = SamplingConfig(max_new_tokens=4)
 TEXTS = ["Привет, мир 🙂", "naïve café", "the cat sat"]
@@ -87,3 +88,41 @@ def test_policies_of_two_families_are_not_sampled_from_the_same_ids(policy):
             policy, of_another_family(), prompts, lambda prompts, completions: [1.0 for _ in completions],
             sampling=SamplingConfig(temperature=0.0, max_new_tokens=2), seed=0,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizer"),
+    [("Привет мир", "words of all scripts"), ("你好 世界", "words of all scripts"), ("the cat", "rouge-score")],
+)
+def test_trap_21_the_metric_chooses_words_that_see_the_texts(policy, text, tokenizer):
+    found = measured(inputs_of(policy, [{"prompt": "x", "reference": text}], [[text]]), "rouge")
+    assert found["rouge"] == 1.0
+    assert found.to_dict()["about"]["rouge"]["tokenizer"] == tokenizer
+
+
+def test_rouge_of_the_nearest_reference_by_hand(policy):
+    # "a b c d" against "a c e": longest common subsequence 2, precision 2/4, recall 2/3; unigrams 2; bigrams none
+    rows = [{"prompt": "x", "references": ["a c e", "v w"]}, {"prompt": "y"}]
+    found = measured(inputs_of(policy, rows, [["a b c d"], ["z"]]), "rouge")
+    f1 = 2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3)
+    assert (found["rouge"], found.parts("rouge")["rouge1"].value) == pytest.approx((f1, f1))
+    assert (found.parts("rouge")["rouge2"].value, found.interval("rouge").n) == (0.0, 1), (
+        "a prompt without one is left out"
+    )
+
+
+def test_self_bleu_and_corpus_bleu_are_sacrebleus(policy):
+    """The oracle is the library's own call on the whole, whose counts are summed here by prompt."""
+    sacrebleu = pytest.importorskip("sacrebleu")
+    rows = [
+        {"prompt": "x", "reference": "the cat sat on the mat"},
+        {"prompt": "y", "reference": "a dog ran to the old house"},
+    ]
+    texts = [["the cat sat on a mat", "one cat sat on the mat"], ["a dog ran home", "the dog ran to the house"]]
+    found = measured(inputs_of(policy, rows, texts), "bleu", "self_bleu")
+    flat = [text for group in texts for text in group]
+    references = [row["reference"] for row in rows for _ in range(2)]
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(flat, [references]).score)
+    pairs = [(group[i], group[1 - i]) for group in texts for i in (0, 1)]
+    wanted = sum(sacrebleu.sentence_bleu(one, [other]).score for one, other in pairs) / 400
+    assert found["self_bleu"] == pytest.approx(wanted)
