@@ -31,5 +31,5 @@ def length(inputs: MetricInputs) -> Measured:
 
 
 def _quantile(draws: Array, *, share: float) -> Array:
-    found: Array = np.quantile(draws.reshape(len(draws), -1), share, axis=1)
-    return found
+    array: Array = np.quantile(draws.reshape(len(draws), -1), share, axis=1)
+    return array
