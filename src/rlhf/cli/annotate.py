@@ -153,18 +153,18 @@ def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
         store.rules = rules
 
 
-def add_tasks(store: PreferenceStore, found: SourceItems) -> None:
+def add_tasks(store: PreferenceStore, source_items: SourceItems) -> None:
     """Add those that the store does not hold yet, and say how many, and what of the file is not taken."""
     from rlhf.data.message_text import counted
     from rlhf.feedback.imports import import_items
 
-    done = import_items(store, found.items, with_judgments=False)
+    done = import_items(store, source_items.items, with_judgments=False)
     known = f", {done.num_known:,} there already" if done.num_known else ""
     print(f"{counted(done.num_added, 'task')} added{known}.")
-    if found.left_out:
-        first = found.left_out[0]
-        print(f"{counted(len(found.left_out), 'row')} left out (the first: {first.where}: {first.reason})")
-    if number := sum(len(item.judgments) for item in found.items):
+    if source_items.left_out:
+        first = source_items.left_out[0]
+        print(f"{counted(len(source_items.left_out), 'row')} left out (the first: {first.where}: {first.reason})")
+    if number := sum(len(item.judgments) for item in source_items.items):
         print(f"! {counted(number, 'judgment')} in the file not taken; `rlhf feedback import` takes them.")
 
 

@@ -39,14 +39,14 @@ def plan(
         print("\n".join(_lines(found)))
 
 
-def _lines(found: RecipePlan) -> list[str]:
-    machine = found.machine
+def _lines(recipe_plan: RecipePlan) -> list[str]:
+    machine = recipe_plan.machine
     flops = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.matmul_flops.items())
     lines = [
         f"{machine.name}: {bytes_text(machine.memory_bytes)}, {flops}, {machine.copy_bytes_per_second / 1e9:,.0f} GB/s copied "
         f"({machine.source})"
     ]
-    for stage in found.stages:
+    for stage in recipe_plan.stages:
         lines += ["", *_stage_lines(stage)]
     if not machine.is_gpu:
         clock = "processor seconds; divide by the threads for wall seconds on a machine that is otherwise idle"

@@ -244,7 +244,7 @@ def compare_completions(
         correction = corrected_by(labels, pairs, y, names, confidence=confidence)
     votes = [vote for each in verdicts if each is not None for vote in (each[:1] if judge.symmetric else each)]
     unread = [vote.reason for vote in votes if vote.first is None]
-    found = Comparison(
+    comparison = Comparison(
         win_rate=rate,
         verdict=Answer.NOT_YET_KNOWN,
         more_prompts=None,
@@ -270,7 +270,7 @@ def compare_completions(
         confidence=confidence,
         any_time=any_time,
     )
-    return _decided(found, known)
+    return _decided(comparison, known)
 
 
 def _decided(found: Comparison, outcomes: Array) -> Comparison:

@@ -91,8 +91,8 @@ def _features(kl: Array) -> Array:
 
 
 def _solve(features: Array, gold: Array) -> Array:
-    found: Array = np.asarray(np.linalg.lstsq(features, gold, rcond=None)[0], dtype=np.float64)
-    return found
+    array: Array = np.asarray(np.linalg.lstsq(features, gold, rcond=None)[0], dtype=np.float64)
+    return array
 
 
 def _peak(solution: Array, largest: float) -> float:

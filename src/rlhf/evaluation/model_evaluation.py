@@ -224,8 +224,8 @@ def _statistics(measured: Mapping[str, Measured]) -> dict[str, Statistic]:
     return found
 
 
-def _is_share(found: ModelEvaluation, name: str) -> bool:
-    statistic = _statistics(found.measured)[name]
+def _is_share(model_evaluation: ModelEvaluation, name: str) -> bool:
+    statistic = _statistics(model_evaluation.measured)[name]
     return bool(getattr(statistic, "share", False))
 
 

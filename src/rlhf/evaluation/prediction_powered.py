@@ -77,9 +77,11 @@ def prediction_powered_mean(
         )
     alone = mean_interval(y, confidence=confidence)
     judge = float(more.mean()) if more.size else math.nan
-    found = CorrectedMean(estimate=alone, weight=math.nan, labels_only=alone, judge_only=judge, correlation=math.nan)
+    corrected_mean = CorrectedMean(
+        estimate=alone, weight=math.nan, labels_only=alone, judge_only=judge, correlation=math.nan
+    )
     if (reason := _why_not(y, f, more)) is not None:
-        return replace(found, estimate=Estimate.missing(reason, n=y.size))
+        return replace(corrected_mean, estimate=Estimate.missing(reason, n=y.size))
     n, total = y.size, more.size
     covariance = np.cov(y, f)
     everything = float(np.var(np.concatenate([f, more]), ddof=1))
@@ -89,7 +91,7 @@ def prediction_powered_mean(
     half = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
     scale = math.sqrt(covariance[0, 0] * covariance[1, 1])
     return replace(
-        found,
+        corrected_mean,
         estimate=Estimate(value=value, low=value - half, high=value + half, n=n, confidence=confidence),
         weight=weight,
         correlation=float(covariance[0, 1] / scale) if scale > 0 else math.nan,

@@ -65,11 +65,11 @@ def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] 
     return tuple(given)
 
 
-def check_classes(found: SourceItems, classes: Sequence[str], on_bad_row: OnBadRow) -> None:
+def check_classes(source_items: SourceItems, classes: Sequence[str], on_bad_row: OnBadRow) -> None:
     """Refuse, or leave out, labels that are none of the classes there are.
 
     Args:
-        found: What a file held; labels that are left out are taken out of it.
+        source_items: What a file held; labels that are left out are taken out of it.
         classes: All there can be.
         on_bad_row: ``error`` stops at the first; ``skip`` lists them in ``left_out``.
 
@@ -84,12 +84,12 @@ def check_classes(found: SourceItems, classes: Sequence[str], on_bad_row: OnBadR
         reason = f"the label {short(name)} is none of {listed(classes)}.{did_you_mean(name, classes)}"
         if on_bad_row == "error":
             raise RowError(where, f"{reason} Correct it, or name all classes with --classes.")
-        found.left_out.append(BadRow(where, reason))
+        source_items.left_out.append(BadRow(where, reason))
         return False
 
     kept = []
-    for item in found.items:
+    for item in source_items.items:
         judgments = tuple(one for one in item.judgments if is_known(one.value, one.where))
         if is_known(item.task.gold, item.where) and len(judgments) >= min(len(item.judgments), 1):
             kept.append(replace(item, judgments=judgments))
-    found.items = kept
+    source_items.items = kept

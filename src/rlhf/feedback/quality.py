@@ -208,17 +208,17 @@ def _drift(compared: Sequence[tuple[Verdict, float]]) -> Estimate:
     return Estimate(value=difference, low=difference - below, high=difference + above, n=len(timed))
 
 
-def _with_reasons(found: AnnotatorQuality, rules: QualityRules) -> AnnotatorQuality:
+def _with_reasons(annotator_quality: AnnotatorQuality, rules: QualityRules) -> AnnotatorQuality:
     reasons = []
-    if found.num_judgments < rules.min_judgments:
-        reasons.append(f"{counted(found.num_judgments, 'judgment')} of at least {rules.min_judgments}")
+    if annotator_quality.num_judgments < rules.min_judgments:
+        reasons.append(f"{counted(annotator_quality.num_judgments, 'judgment')} of at least {rules.min_judgments}")
     for what, estimate, least in (
-        ("agreement", found.agreement, rules.min_agreement),
-        ("gold accuracy", found.gold_accuracy, rules.min_gold_accuracy),
+        ("agreement", annotator_quality.agreement, rules.min_agreement),
+        ("gold accuracy", annotator_quality.gold_accuracy, rules.min_gold_accuracy),
     ):
         if not estimate.measured:
             reasons.append(f"{what} not measured: {estimate.reason}")
         elif estimate.value < least:
             reasons.append(f"{what} {estimate.value:.2f} of at least {least:g}")
-    values = {name: getattr(found, name) for name in AnnotatorQuality.__dataclass_fields__}
+    values = {name: getattr(annotator_quality, name) for name in AnnotatorQuality.__dataclass_fields__}
     return AnnotatorQuality(**{**values, "unqualified_because": tuple(reasons)})

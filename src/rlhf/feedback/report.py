@@ -100,30 +100,30 @@ def in_words(findings: Findings) -> str:
     return "".join(f"{printable(line)}\n" for line in _lines(findings))
 
 
-def estimate_words(found: Estimate, *, digits: int = 2) -> str:
+def estimate_words(estimate: Estimate, *, digits: int = 2) -> str:
     """Value with interval, or a dash."""
-    if not found.measured:
+    if not estimate.measured:
         return "-"
-    if not math.isfinite(found.low):
-        return f"{found.value:.{digits}f}"
-    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    if not math.isfinite(estimate.low):
+        return f"{estimate.value:.{digits}f}"
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
-def coverage_words(found: Coverage) -> list[str]:
+def coverage_words(coverage: Coverage) -> list[str]:
     """How far the work has come, in two to four sentences."""
     lines = [
-        f"{counted(found.num_tasks, 'task')} and {counted(found.num_gold, 'gold item')}; "
-        f"{counted(found.num_judgments, 'judgment')} by {counted(found.num_annotators, 'annotator')}.",
-        f"{found.num_complete:,} {'has' if found.num_complete == 1 else 'have'} the {counted(found.overlap, 'judgment')} wanted, "
-        f"{found.num_started} some, {found.num_untouched} none.",
+        f"{counted(coverage.num_tasks, 'task')} and {counted(coverage.num_gold, 'gold item')}; "
+        f"{counted(coverage.num_judgments, 'judgment')} by {counted(coverage.num_annotators, 'annotator')}.",
+        f"{coverage.num_complete:,} {'has' if coverage.num_complete == 1 else 'have'} the {counted(coverage.overlap, 'judgment')} wanted, "
+        f"{coverage.num_started} some, {coverage.num_untouched} none.",
     ]
-    if found.num_skipped:
-        left = found.num_left_to_newcomers + found.num_left_to_nobody
-        who = "everybody who has begun" if found.newcomers else "everybody here"
-        lines.append(f"Skipped and still wanting judgments: {found.num_skipped}, of which {left} by {who}.")
-    if found.flags or found.num_comments:
-        flags = ", ".join(f"{name} {count}" for name, count in sorted(found.flags.items())) or "none"
-        lines.append(f"Flags: {flags}. Comments: {found.num_comments}.")
+    if coverage.num_skipped:
+        left = coverage.num_left_to_newcomers + coverage.num_left_to_nobody
+        who = "everybody who has begun" if coverage.newcomers else "everybody here"
+        lines.append(f"Skipped and still wanting judgments: {coverage.num_skipped}, of which {left} by {who}.")
+    if coverage.flags or coverage.num_comments:
+        flags = ", ".join(f"{name} {count}" for name, count in sorted(coverage.flags.items())) or "none"
+        lines.append(f"Flags: {flags}. Comments: {coverage.num_comments}.")
     return lines
 
 
@@ -136,9 +136,9 @@ def leaning_words(first_frac: Estimate) -> str:
     return f"what stood first won {estimate_words(first_frac)} of decided comparisons; {verdict}."
 
 
-def alpha_words(found: QuestionAgreement) -> str:
+def alpha_words(question_agreement: QuestionAgreement) -> str:
     """How far alpha carries, by Krippendorff's own thresholds: what its lower end can be relied on for."""
-    alpha, tentative = found.alpha, LEVELS[-1][0]
+    alpha, tentative = question_agreement.alpha, LEVELS[-1][0]
     if not alpha.measured:
         return f"not measured: {alpha.reason}"
     if not math.isfinite(alpha.low):
@@ -237,18 +237,20 @@ def _question_lines(found: QuestionAgreement) -> Iterator[str]:
         yield from (f"    {divided_words(item)}" for item in found.divided)
 
 
-def _annotator_cells(found: AnnotatorQuality) -> list[str]:
+def _annotator_cells(annotator_quality: AnnotatorQuality) -> list[str]:
     return [
-        str(found.annotator),
-        str(found.num_judgments),
-        estimate_words(found.agreement),
-        estimate_words(found.gold_accuracy),
-        f"{found.seconds:.0f}" if math.isfinite(found.seconds) else "-",
-        f"{percentage(found.too_quick_frac, 0)}" if math.isfinite(found.too_quick_frac) else "-",
-        estimate_words(found.first_frac),
-        estimate_words(found.longer_frac),
-        estimate_words(found.drift),
-        "yes" if found.qualified else "no",
+        str(annotator_quality.annotator),
+        str(annotator_quality.num_judgments),
+        estimate_words(annotator_quality.agreement),
+        estimate_words(annotator_quality.gold_accuracy),
+        f"{annotator_quality.seconds:.0f}" if math.isfinite(annotator_quality.seconds) else "-",
+        f"{percentage(annotator_quality.too_quick_frac, 0)}"
+        if math.isfinite(annotator_quality.too_quick_frac)
+        else "-",
+        estimate_words(annotator_quality.first_frac),
+        estimate_words(annotator_quality.longer_frac),
+        estimate_words(annotator_quality.drift),
+        "yes" if annotator_quality.qualified else "no",
     ]
 
 

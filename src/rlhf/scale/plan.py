@@ -129,8 +129,8 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
 
 
 def _dtype(stage: Any) -> DType:
-    found: DType = stage.model.dtype if stage.autocast == "none" else stage.autocast
-    return found
+    d_type: DType = stage.model.dtype if stage.autocast == "none" else stage.autocast
+    return d_type
 
 
 class _Planner:

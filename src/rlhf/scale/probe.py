@@ -229,8 +229,8 @@ class Probe:
     def path_of(self, model: Any) -> ScorePath:
         if not hasattr(model, "_probe_path"):
             model._probe_path = choose_path(model, self.rows[:2]).path
-        found: ScorePath = model._probe_path
-        return found
+        score_path: ScorePath = model._probe_path
+        return score_path
 
     def thin_copy(self, layers: int) -> Any:
         """A thin copy, remade each time it is needed: this is quick, and two at once would take more memory."""

@@ -157,10 +157,10 @@ def _read_config(settings: ModelConfig) -> PretrainedConfig:
         members = sorted(Path(source).glob("member-*"))  # how an ensemble of reward models is saved
         source = str(members[0]) if members else source
     with plain_errors(f"the config of {settings.path!r}"):
-        found: PretrainedConfig = AutoConfig.from_pretrained(
+        pretrained_config: PretrainedConfig = AutoConfig.from_pretrained(
             source, trust_remote_code=settings.trust_remote_code, **hub_options(source, settings.revision)
         )
-    return found
+    return pretrained_config
 
 
 def _new_config(settings: ModelConfig, default_vocabulary: int | None) -> PretrainedConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -139,13 +139,10 @@ def built_from(
         TypeError: When the constructor is called with a keyword that is not a field, or gives a field twice or not at all; names the
             trainer and the field.
     """
-    known = [each.name for each in fields(inputs)]  # type: ignore[arg-type]
-    required = [
-        each.name
-        for each in fields(inputs)
-        if each.default is MISSING and each.default_factory is MISSING  # type: ignore[arg-type]
-    ]
-    second = {each.metadata["asked_as"]: each.name for each in fields(inputs) if "asked_as" in each.metadata}  # type: ignore[arg-type]
+    every: tuple[Field[Any], ...] = fields(inputs)  # type: ignore[arg-type]
+    known = [each.name for each in every]
+    required = [each.name for each in every if each.default is MISSING and each.default_factory is MISSING]
+    second = {each.metadata["asked_as"]: each.name for each in every if "asked_as" in each.metadata}
 
     def decorate(init: Callable[[TrainerT, InputsT], None]) -> Callable[Concatenate[TrainerT, P], None]:
         @functools.wraps(init)

@@ -144,9 +144,12 @@ class RolloutBuffer:
         except (KeyError, TypeError) as err:
             raise CheckpointError(f"This is not the state of a rollout buffer: {type(err).__name__}: {err}.") from err
 
-    def _check_columns(self, found: RolloutExperience) -> None:
+    def _check_columns(self, rollout_experience: RolloutExperience) -> None:
         assert self._held is not None
-        for new, old in ((found.columns, self._held.columns), (found.token_columns, self._held.token_columns)):
+        for new, old in (
+            (rollout_experience.columns, self._held.columns),
+            (rollout_experience.token_columns, self._held.token_columns),
+        ):
             if new.keys() != old.keys():
                 raise DataError(f"These rollouts have the columns {sorted(new)}, those in the buffer {sorted(old)}.")
 

@@ -193,12 +193,12 @@ def shaped_scores(
     return scores if clip_score is None else scores.clamp(-clip_score, clip_score)
 
 
-def _beyond(found: ScoreResult, place: int) -> str:
+def _beyond(score_result: ScoreResult, place: int) -> str:
     """Why a score can't be trained on, with what each of several rewards gave."""
-    parts = {name: values[place] for name, values in found.per_component.items() if values[place] is not None}
+    parts = {name: values[place] for name, values in score_result.per_component.items() if values[place] is not None}
     given = f" ({', '.join(f'{name} gave {value:.3g}' for name, value in parts.items())})" if len(parts) > 1 else ""
     return (
-        f"its score is {found.scores[place]:.3g}{given}, and training takes scores up to {LARGEST_SCORE:g} either way, because it "
+        f"its score is {score_result.scores[place]:.3g}{given}, and training takes scores up to {LARGEST_SCORE:g} either way, because it "
         "squares and sums them. Bring the reward to a smaller scale"
     )
 

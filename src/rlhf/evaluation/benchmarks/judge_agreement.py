@@ -101,17 +101,18 @@ def _share(values: Sequence[float]) -> Estimate:
 
 
 def _result(
-    name: str, path: Path | str, found: Comparison, scores: Mapping[str, Estimate], items: Sequence[float | None]
+    name: str, path: Path | str, comparison: Comparison, scores: Mapping[str, Estimate], items: Sequence[float | None]
 ) -> BenchmarkResult:
-    position = found.position.first_rate if found.position is not None else None
+    position = comparison.position.first_rate if comparison.position is not None else None
     return BenchmarkResult(
         name=name,
         scores={**scores, **({"first_place_won": position} if position is not None else {})},
         settings={
-            "questions": str(path), "sha256": sha256(path), "judge": dict(found.judge), "asked": found.asked, "unparsed": found.unparsed,
+            "questions": str(path), "sha256": sha256(path), "judge": dict(comparison.judge), "asked": comparison.asked,
+            "unparsed": comparison.unparsed,
         },
         items=[{"id": str(number), "score": value} for number, value in enumerate(items)],
-        notes=found.notes(),
+        notes=comparison.notes(),
         missing={str(number): "no verdict that can be read" for number, value in enumerate(items) if value is None},
     )  # fmt: skip
 

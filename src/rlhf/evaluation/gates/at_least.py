@@ -9,12 +9,12 @@ from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, 
 from rlhf.evaluation.noninferiority import mean_above
 
 
-def at_least(requirement: BoundedRequirement, found: Measurements, confidence: float) -> Ruling:
+def at_least(requirement: BoundedRequirement, measurements: Measurements, confidence: float) -> Ruling:
     """PASS if the lower end of the one-sided interval of the mean is above the value, FAIL if the upper end is below.
 
     A candidate whose true mean is exactly the value passes in at most 1 - confidence of runs, and fails in as many.
     """
-    return above(requirement, found, confidence, sign=1)
+    return above(requirement, measurements, confidence, sign=1)
 
 
 def above(requirement: BoundedRequirement, found: Measurements, confidence: float, *, sign: int) -> Ruling:

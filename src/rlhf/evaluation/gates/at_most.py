@@ -8,6 +8,6 @@ from rlhf.evaluation.gates.at_least import above
 from rlhf.evaluation.gates.measurements import Measurements
 
 
-def at_most(requirement: BoundedRequirement, found: Measurements, confidence: float) -> Ruling:
+def at_most(requirement: BoundedRequirement, measurements: Measurements, confidence: float) -> Ruling:
     """``at_least`` of the negated numbers."""
-    return above(requirement, found, confidence, sign=-1)
+    return above(requirement, measurements, confidence, sign=-1)

@@ -9,14 +9,14 @@ from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, 
 from rlhf.evaluation.noninferiority import mean_above
 
 
-def better(requirement: Better, found: Measurements, confidence: float) -> Ruling:
+def better(requirement: Better, measurements: Measurements, confidence: float) -> Ruling:
     """PASS if the two-sided interval of the mean gain lies above ``by``, FAIL if it lies below.
 
     The gain is candidate - champion of the same prompts; of a metric that compares, such as ``win_rate``, outcome - 1/2. A candidate
     that is no better passes in at most (1 - confidence) / 2 of runs.
     """
     suite = None if requirement.metric is not None else requirement.about
-    measured = found.of(metric=requirement.metric, suite=suite)
+    measured = measurements.of(metric=requirement.metric, suite=suite)
     if isinstance(measured, str):
         return undecided(measured)
     sign = -1 if requirement.lower_is_better else 1

@@ -10,14 +10,14 @@ SHOWN = 5
 """Alarms that are kept as evidence; all are counted."""
 
 
-def no_alarm(requirement: NoAlarm, found: Measurements, confidence: float) -> Ruling:
+def no_alarm(requirement: NoAlarm, measurements: Measurements, confidence: float) -> Ruling:
     """FAIL where one of the named guards spoke, UNDECIDED where one did not watch, else PASS."""
     del confidence
     key = requirement.stage or ""
-    stage = found.stages.get(key)
+    stage = measurements.stages.get(key)
     if stage is None:
         return undecided(
-            found.missing.get(
+            measurements.missing.get(
                 f"alarms {key}".strip(), f"nothing is recorded of {key or 'the stage that made the candidate'}"
             )
         )

@@ -9,13 +9,13 @@ from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, 
 from rlhf.evaluation.noninferiority import mean_above, noninferiority
 
 
-def non_inferior(requirement: NonInferior, found: Measurements, confidence: float) -> Ruling:
+def non_inferior(requirement: NonInferior, measurements: Measurements, confidence: float) -> Ruling:
     """``rlhf.evaluation.noninferiority.noninferiority`` of the differences of the same prompts or items.
 
     A candidate that lost exactly the margin passes in at most 1 - confidence of runs.
     """
     suite = None if requirement.metric is not None else requirement.about
-    measured = found.of(metric=requirement.metric, suite=suite)
+    measured = measurements.of(metric=requirement.metric, suite=suite)
     if isinstance(measured, str):
         return undecided(measured)
     sign = -1 if requirement.lower_is_better else 1

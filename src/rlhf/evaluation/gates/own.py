@@ -9,14 +9,14 @@ from rlhf.evaluation.gates.measurements import Measurements
 from rlhf.rewards.functions import load_function
 
 
-def own_requirement(requirement: OwnRequirement, found: Measurements, confidence: float) -> Ruling:
+def own_requirement(requirement: OwnRequirement, measurements: Measurements, confidence: float) -> Ruling:
     """Whatever the function says.
 
     Raises:
         ConfigError: There is no such function, or it gives no ``Ruling``.
     """
     del confidence
-    ruling = load_function(requirement.function)(found, **requirement.arguments)
+    ruling = load_function(requirement.function)(measurements, **requirement.arguments)
     if not isinstance(ruling, Ruling):
         raise ConfigError(
             f"The requirement {requirement.function!r} returned {kind_of(ruling)}; expected a Ruling of rlhf.evaluation.decision, as "

@@ -61,9 +61,9 @@ def pair_scores(scorer: Scorer, pairs: Sequence[PreferenceRow]) -> ScoreResult:
     return score_all(scorer, [*prompts, *prompts], said)
 
 
-def differences(found: ScoreResult) -> Array:
+def differences(score_result: ScoreResult) -> Array:
     """[P] chosen minus rejected."""
-    scores = np.array(found.scores, dtype=np.float64)
+    scores = np.array(score_result.scores, dtype=np.float64)
     half = len(scores) // 2
     difference: Array = scores[:half] - scores[half:]
     return difference

@@ -21,9 +21,9 @@ def self_bleu(inputs: MetricInputs) -> Measured:
     metrics = require("sacrebleu.metrics", extra="eval", needed_for="The metric self_bleu")
     bleu = metrics.BLEU(effective_order=True)
     values = [value for group in inputs.texts for value in _each(bleu, group)]
-    found = MeanStatistic(inputs.per_prompt(values), share=True, reason="all completions are empty")
+    mean_statistic = MeanStatistic(inputs.per_prompt(values), share=True, reason="all completions are empty")
     return Measured(
-        value=found, about={"signature": str(bleu.get_signature()), "samples_per_prompt": len(inputs.texts[0])}
+        value=mean_statistic, about={"signature": str(bleu.get_signature()), "samples_per_prompt": len(inputs.texts[0])}
     )
 
 

@@ -313,8 +313,8 @@ def ratio(numerators: Array, denominators: Array, *, then: Callable[[Array], Arr
 
     def function(draws: Array) -> Array:
         sums = draws.sum(axis=1)
-        found: Array = sums[:, 0] / sums[:, 1]
-        return found if then is None else then(found)
+        array: Array = sums[:, 0] / sums[:, 1]
+        return array if then is None else then(array)
 
     return ResampledStatistic(rows, function)
 

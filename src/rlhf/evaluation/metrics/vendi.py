@@ -69,6 +69,6 @@ def _cosines(texts: Sequence[str]) -> Array:
         for piece, count in each.items():
             table[row, place[piece]] = count
     table /= np.linalg.norm(table, axis=1, keepdims=True)
-    found: Array = np.clip(table @ table.T, 0, 1)
-    np.fill_diagonal(found, 1.0)
-    return found
+    array: Array = np.clip(table @ table.T, 0, 1)
+    np.fill_diagonal(array, 1.0)
+    return array

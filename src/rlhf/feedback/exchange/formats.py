@@ -149,12 +149,12 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
 
 
 def _groups(
-    lines: Iterable[Line | RowError], key: str | None, found: SourceItems, on_bad_row: OnBadRow
+    lines: Iterable[Line | RowError], key: str | None, source_items: SourceItems, on_bad_row: OnBadRow
 ) -> Iterator[list[Line]]:
     good = []
     for line in lines:
         if isinstance(line, RowError):
-            _left_out(line, line.where, found, on_bad_row)
+            _left_out(line, line.where, source_items, on_bad_row)
         else:
             good.append(line)
     if key is None:

@@ -117,9 +117,9 @@ def percent(share: float) -> str:
     return percentage(share, 0) if math.isfinite(share) else "–"
 
 
-def declines(found: AnnotatorQuality) -> bool:
+def declines(annotator_quality: AnnotatorQuality) -> bool:
     """Whether somebody agrees with the others less than they did. Like a leaning to a position it is not a rule of qualification."""
-    return found.drift.measured and found.drift.high < 0
+    return annotator_quality.drift.measured and annotator_quality.drift.high < 0
 
 
 def _stamp(store: PreferenceStore) -> tuple[Any, ...]:

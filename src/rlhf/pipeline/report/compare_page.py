@@ -42,23 +42,28 @@ def write_comparison(first: Path, second: Path, path: Path) -> Path:
     return path
 
 
-def render_comparison(first: RunRecord, second: RunRecord, found: RunComparison, *, strict: bool = False) -> str:
+def render_comparison(
+    first: RunRecord, second: RunRecord, run_comparison: RunComparison, *, strict: bool = False
+) -> str:
     """The page.
 
     Args:
         first: What was found in one folder.
         second: In the other.
-        found: How they differ.
+        run_comparison: How they differ.
         strict: Raise if the template uses an undefined variable.
     """
     both = (first, second)
     return environment(strict=strict).get_template("compare.jinja").render(
-        names=found.runs,
+        names=run_comparison.runs,
         headlines=[headline(run) for run in both],
-        results=[(words_for(name), _text(a), _text(b)) for name, a, b in found.headlines],
-        numbers=[(words_for(name), _text(a), _text(b)) for name, a, b in found.results if (name, a, b) not in found.headlines],
-        comparison=found,
-        curves=[(stage.name, panels) for stage, other in _shared(*both) if (panels := shared_panels(stage, other, found.runs))],
+        results=[(words_for(name), _text(a), _text(b)) for name, a, b in run_comparison.headlines],
+        numbers=[
+            (words_for(name), _text(a), _text(b))
+            for name, a, b in run_comparison.results if (name, a, b) not in run_comparison.headlines
+        ],
+        comparison=run_comparison,
+        curves=[(stage.name, panels) for stage, other in _shared(*both) if (panels := shared_panels(stage, other, run_comparison.runs))],
         samples=[(stage.name, pairs) for stage, other in _shared(*both) if (pairs := sample_pairs(stage, other))],
         made=datetime.now(UTC),
     )  # fmt: skip

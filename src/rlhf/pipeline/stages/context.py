@@ -71,8 +71,8 @@ class StageOutcome:
 
 def resolved_reward(spec: RewardSpec, at: StageContext) -> RewardSpec:
     """A reward's settings with files and folders where they stood ``stage:`` inputs."""
-    found: RewardSpec = resolved(spec, at)
-    return found
+    reward_spec: RewardSpec = resolved(spec, at)
+    return reward_spec
 
 
 def resolved(value: Any, at: StageContext) -> Any:

@@ -171,20 +171,22 @@ def _metrics(stage: GateStage, at: StageContext, contenders: Contenders) -> dict
     return {name: _measurement(name, found, again, judged_with) for name in wanted}
 
 
-def _measurement(name: str, found: ModelEvaluation, again: ModelEvaluation | None, with_what: str) -> MetricMeasurement:
-    metric = found.metrics[metric_of(name)]
+def _measurement(
+    name: str, model_evaluation: ModelEvaluation, again: ModelEvaluation | None, with_what: str
+) -> MetricMeasurement:
+    metric = model_evaluation.metrics[metric_of(name)]
     compares = "baseline" in metric.needs
     sides = {"candidate": with_what, "champion": with_what}
-    values = _values(found.prompt_ids, found.measured, name)
+    values = _values(model_evaluation.prompt_ids, model_evaluation.measured, name)
     return MetricMeasurement(
         name=name,
         candidate=values,
-        champion=_values(found.prompt_ids, found.of_baseline, name),
+        champion=_values(model_evaluation.prompt_ids, model_evaluation.of_baseline, name),
         again=_values(again.prompt_ids, again.measured, name) if again is not None else {},
         compares=compares,
         neutral=0.5 if compares and metric.unit == SHARE else 0.0,
-        estimate=None if values else found.interval(name).to_dict(),
-        gain=None if values else found.gain(name).to_dict(),
+        estimate=None if values else model_evaluation.interval(name).to_dict(),
+        gain=None if values else model_evaluation.gain(name).to_dict(),
         measured_with=sides,
     )
 

@@ -68,7 +68,7 @@ def judge_steps(model: ProcessRewardModel, solutions: StepwiseDataset, *, seed: 
     )
 
 
-def _words(found: Estimate) -> str:
-    if not found.measured:
-        return f"not measured ({found.reason})"
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+def _words(estimate: Estimate) -> str:
+    if not estimate.measured:
+        return f"not measured ({estimate.reason})"
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -46,15 +46,15 @@ def _complain(review: Review, rows: RowsInput) -> None:
             raise err
 
 
-def _check_bad_rows(review: Review, rows: RowsInput, found: RowsFound) -> None:
-    bad = found.bad_rows
+def _check_bad_rows(review: Review, rows: RowsInput, rows_found: RowsFound) -> None:
+    bad = rows_found.bad_rows
     if not bad:
         return
     first = "; ".join(f"{row.where}: {row.reason.rstrip('.')}" for row in bad[:SHOWN])
     more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
-    text = f"{len(bad):,} of {found.among} {'is' if len(bad) == 1 else 'are'} bad: {first}{more}."
+    text = f"{len(bad):,} of {rows_found.among} {'is' if len(bad) == 1 else 'are'} bad: {first}{more}."
     if rows.skips_bad_rows:
-        if len(bad) > MANY * (len(bad) + len(found.rows)):
+        if len(bad) > MANY * (len(bad) + len(rows_found.rows)):
             review.warn(rows.key, f"{text} They will be skipped.", DataError)
         return
     way_out = ", or set on_bad_row: skip" if rows.can_skip else ""

@@ -156,7 +156,7 @@ def _look_once(review: Review, function: str) -> Parameters:
     return result
 
 
-def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, found: Parameters) -> None:
+def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardConfig, parameters: Parameters) -> None:
     from rlhf.rewards.worker import RESERVED  # here: asyncio and multiprocessing come with it
 
     place = key.removesuffix(".function")
@@ -166,10 +166,10 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
             f"{place}.arguments",
             f"{taken[0]!r} is reserved: every reward function gets something else under this name.",
         )
-    unknown = sorted(spec.arguments.keys() - found.names)
-    if unknown and not found.takes_any:
+    unknown = sorted(spec.arguments.keys() - parameters.names)
+    if unknown and not parameters.takes_any:
         review.warn(f"{place}.arguments", f"{spec.function} has no parameter {unknown[0]!r}, so it will not be given.")
-    wanted = [name for name in found.required if name not in {*RESERVED, *spec.arguments}]
+    wanted = [name for name in parameters.required if name not in {*RESERVED, *spec.arguments}]
     prompts = rows_inputs(stage)[0]
     rows = read_once(review, prompts)
     own = (

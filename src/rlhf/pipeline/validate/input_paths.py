@@ -268,8 +268,8 @@ def _read_once(review: Review, folder: Path) -> ModelFacts | None:
             review.shared[place] = read_model_folder(folder)
         except (RLHFError, OSError, ValueError):
             review.shared[place] = None
-    found: ModelFacts | None = review.shared[place]
-    return found
+    model_facts: ModelFacts | None = review.shared[place]
+    return model_facts
 
 
 def _not_cached(review: Review, key: str, name: str, what: str) -> None:

@@ -85,9 +85,9 @@ def check_models(review: Review) -> None:
         _check_room(review, stage)
 
 
-def check_lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) -> None:
+def check_lengths(review: Review, stage: Stage, rows: RowsInput, rows_found: RowsFound) -> None:
     """What will be dropped, cut or refused; and the context of the model."""
-    lengths = _lengths(review, stage, rows, found)
+    lengths = _lengths(review, stage, rows, rows_found)
     if lengths is None or not lengths.items:
         return
     limits = [

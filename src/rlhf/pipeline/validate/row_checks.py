@@ -50,16 +50,16 @@ def _note_rollouts(review: Review, stage: PolicyStage) -> None:
     review.note(f"{counted(stage.rollouts, 'rollout')}, {counted(completions, 'completion')}, {counted(steps, 'step')}")
 
 
-def _check_amount(review: Review, stage: Stage, found: RowsFound) -> None:
+def _check_amount(review: Review, stage: Stage, rows_found: RowsFound) -> None:
     """Whether there are enough rows for a step or a rollout, and how many steps there will be."""
-    count = len(found.rows)
-    if isinstance(stage, PolicyStage) and found.complete and count < stage.prompts_per_rollout:
+    count = len(rows_found.rows)
+    if isinstance(stage, PolicyStage) and rows_found.complete and count < stage.prompts_per_rollout:
         review.warn(
             "prompts_per_rollout",
             f"There are {counted(count, 'prompt')}, fewer than the {stage.prompts_per_rollout:,} of a rollout: some will be repeated "
             "in each.",
         )
-    if not isinstance(stage, OfflineStage) or not found.complete or stage.streaming:
+    if not isinstance(stage, OfflineStage) or not rows_found.complete or stage.streaming:
         return
     if stage.eval_data is None and stage.eval_frac:
         count -= max(1, round(stage.eval_frac * count))

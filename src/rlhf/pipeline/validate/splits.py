@@ -33,16 +33,16 @@ def check_splits(review: Review) -> None:
                 _check_rows(review, stage, found)
 
 
-def _check_rows(review: Review, stage: OfflineStage, found: RowsFound) -> None:
+def _check_rows(review: Review, stage: OfflineStage, rows_found: RowsFound) -> None:
     from rlhf.data.plans import PLANS
 
-    if found.bad_rows and stage.on_bad_row == "error":
+    if rows_found.bad_rows and stage.on_bad_row == "error":
         return  # said already, and what is left of them is not what will be read
     if stage.measures_reference_point:
-        _check_reference_point(review, stage, found)
+        _check_reference_point(review, stage, rows_found)
     elif stage.eval_data is None and stage.eval_frac:
         plan, report = PLANS[stage.rows_wanted], TokenizationReport()
-        rows = [made for row in found.rows for made in plan.expand(row, report)]
+        rows = [made for row in rows_found.rows for made in plan.expand(row, report)]
         with review.at("eval_frac"):
             _held_out(stage, rows)
 

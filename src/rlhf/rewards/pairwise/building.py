@@ -35,8 +35,10 @@ def build_judge(config: Any, *, cache: Path | str | None = None) -> PairwiseJudg
     settings = read_judge(config)
     build = _builder(settings)
     if isinstance(settings, JuryJudgeConfig):
-        found: PairwiseJudge = build(settings, [build_judge(member, cache=cache) for member in settings.members])
-        return found
+        pairwise_judge: PairwiseJudge = build(
+            settings, [build_judge(member, cache=cache) for member in settings.members]
+        )
+        return pairwise_judge
     judge: PairwiseJudge = build(settings)
     if isinstance(settings, PromptedJudgeConfig) and (path := settings.cache or cache) is not None:
         return CachedJudge(judge, path)

@@ -268,12 +268,12 @@ class RewardHackingDetector:
         self.num_checked, self.num_held_out = state["num_checked"], state["num_held_out"]
         self.counts = dict(state["counts"])
 
-    def _alarm(self, name: str, step: int, found: Detection) -> HackingAlarm:
+    def _alarm(self, name: str, step: int, detection: Detection) -> HackingAlarm:
         self.counts[name] = self.counts.get(name, 0) + 1
         entry = DETECTORS[name]
         return HackingAlarm(
-            detector=name, step=step, metric=entry.metric, value=found.value, limit=found.limit, action=self.actions[name],
-            message=found.message, false_alarms=entry.false_alarms, places=found.places, good_step=found.good_step,
+            detector=name, step=step, metric=entry.metric, value=detection.value, limit=detection.limit, action=self.actions[name],
+            message=detection.message, false_alarms=entry.false_alarms, places=detection.places, good_step=detection.good_step,
         )  # fmt: skip
 
     def _check_same_prompts(self, count: int) -> None:
