@@ -76,7 +76,7 @@ def test_the_page_tells_what_was_not_run_and_where_nothing_fell():
 def test_detection_stands_beside_the_simulated_hack_and_says_where_it_is_excluded():
     cell = {"runs": 100, "rollout_runs": 50, "alarms": {"judge_slope": 100, "length_gaming": 50, "spikes": 1}}
     cell["median_steps"] = {"judge_slope": 640.0, "length_gaming": 560.0, "spikes": 900.0}
-    simulated = {key: {"cell": cell, "settings": {"since": 500}} for key in ("gao", "len", "rep")}
+    simulated = {world: {"cell": cell, "settings": {"since": 500}} for world in ("gao", "len", "rep")}
     rows = [row_of(f"length-{k}", alarms=[("judge_slope", 40)]) for k in range(5)]
     lines = beside_simulated(rows, simulated)[2:]
     # 20 steps after the peak at 50 looks of 100 steps; 140 steps of 20 a look
