@@ -18,6 +18,9 @@ TORCH_INDEX ?=
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(shell $(name) -c '$(USABLE)' 2>/dev/null && echo $(name))))
 
+# Of tests and package: else every process that a test starts compiles what it imports, and each target rewrites 450 files of tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip --disable-pip-version-check
 

@@ -116,6 +116,15 @@ def open_page(browser: Any, server: Server) -> Iterator[Any]:
     assert complaints == []
 
 
+@pytest.fixture(autouse=True)
+def pictures_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture is for somebody who looks at it; the tests measure the page itself."""
+    if not os.environ.get("RLHF_SCREENSHOTS"):
+        from playwright.sync_api import Page
+
+        monkeypatch.setattr(Page, "screenshot", lambda page, **how: b"")
+
+
 @pytest.fixture
 def screenshots(tmp_path: Path) -> Path:
     """Where pictures go: a folder of the test's own, or the one that RLHF_SCREENSHOTS names."""

@@ -49,7 +49,7 @@ def prompts(of):
 
 def samples(of, *, engine=None, **sampling):
     groups = LocalEngine(of, **(engine or {})).generate(
-        prompts(of), num_samples=3, sampling=SamplingConfig(max_new_tokens=12, **sampling), seed=4, rollout_index=2
+        prompts(of), num_samples=3, sampling=SamplingConfig(max_new_tokens=8, **sampling), seed=4, rollout_index=2
     )
     assert of.path == ("padded" if of.choice.reason == FORCED else "packed"), of.choice.reason
     return [completion for group in groups for completion in group]

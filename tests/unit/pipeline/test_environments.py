@@ -15,47 +15,18 @@ from rlhf.pipeline.validate.check import find_problems
 from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.environment import with_environment
 from rlhf.rewards.rules import RuleBasedReward
-from rlhf.rollout.environments import Turn
 from rlhf.rollout.types import Completion
 from tests.fixtures.source import SOURCE
 
 CALCULATOR = "rlhf.rollout.calculator:Calculator"
-
-
-class Mute:
-    def reset(self, prompt):
-        pass
-
-
-class Needy(Mute):
-    def __init__(self, level, seed):
-        pass
-
-    def step(self, text):
-        return Turn(done=True)
-
-
-class Moody:
-    """Speaks once, and pays for every word; fails where it is told to."""
-
-    def __init__(self, *, pay: float = 0.1, path: str = "", fails: bool = False) -> None:
-        self.pay, self.path, self.fails = pay, path, fails
-
-    def reset(self, prompt):
-        self.spoken = False
-
-    def step(self, text):
-        if self.fails:
-            raise ValueError("not today")
-        done, self.spoken = self.spoken, True
-        return Turn(" Go on.", done=done, reward=self.pay * len(text.split()), info={"words": len(text.split())})
+OURS = "tests.fixtures.environments"
 
 
 def tree(folder, **changes):
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"User: {n}+1?\nAssistant:"}) + "\n" for n in range(6)))
     stage = {
-        "kind": "grpo", "model": "embedded", "prompts": str(prompts), "environment": f"{__name__}:Moody", "rollouts": 2,
+        "kind": "grpo", "model": "embedded", "prompts": str(prompts), "environment": f"{OURS}:Moody", "rollouts": 2,
         "prompts_per_rollout": 2, "group_size": 3, "minibatch_size": 6, "learning_rate": 1e-4,
         "sampling": {"max_new_tokens": 16}, "seed": 3, **changes,
     }  # fmt: skip
@@ -92,13 +63,13 @@ def test_ppo_takes_an_environment_too(tmp_path):
 
 
 def test_arguments_reach_the_environment(tmp_path):
-    first = run(tmp_path, environment={"factory": f"{__name__}:Moody", "arguments": {"pay": 0.0}})[0]
+    first = run(tmp_path, environment={"factory": f"{OURS}:Moody", "arguments": {"pay": 0.0}})[0]
     assert first["reward/environment"] == 0.0
 
 
 def test_an_environment_that_always_fails_stops_the_run_by_sample_and_turn(tmp_path):
     with pytest.raises(RewardError, match=r"prompt '.+' \(completion 0\): .*turn 1, .*ValueError: not today"):
-        run(tmp_path, environment={"factory": f"{__name__}:Moody", "arguments": {"fails": True}})
+        run(tmp_path, environment={"factory": f"{OURS}:Moody", "arguments": {"fails": True}})
 
 
 def test_a_reward_may_be_left_out_only_where_an_environment_gives_some():
@@ -122,8 +93,8 @@ def test_a_class_is_named_as_a_function_is():
     [
         ({"factory": "rlhf.rollout.calculator:Calculater"}, "environment.factory", "Did you mean 'Calculator'"),
         ({"factory": CALCULATOR, "arguments": {"colum": "x"}}, "environment.arguments", "takes no argument 'colum'"),
-        ({"factory": f"{__name__}:Needy"}, "environment.arguments", "needs level, seed"),
-        ({"factory": f"{__name__}:Mute"}, "environment.factory", "has no step; an environment has reset(prompt)"),
+        ({"factory": f"{OURS}:Needy"}, "environment.arguments", "needs level, seed"),
+        ({"factory": f"{OURS}:Mute"}, "environment.factory", "has no step; an environment has reset(prompt)"),
         ({"factory": "rlhf.rollout.turns:Turns"}, "environment.factory", "has no reset and no step"),
     ],
 )
