@@ -43,7 +43,17 @@ def merge(
     from rlhf.merging.output_folder import check_empty
 
     merger = ModelMerger(settings, threads=threads, shard_bytes=int(shard_size * GIB))
-    if dry_run and settings.output == "model":
+    if dry_run and settings.output == "adapter":
+        from rlhf.merging.adapter_merge import open_adapters
+
+        _, labels, adapters = open_adapters(settings)
+        check_empty(folder)
+        if not quiet:
+            _say(
+                f"{len(labels)} adapters fit together, {len(adapters[0].low_rank)} weights each; the result would be written to {folder}"
+            )
+        return
+    if dry_run:
         plan = merger.plan()
         check_empty(folder)
         if not quiet:

@@ -56,12 +56,8 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
         StorageError: The disk is full.
     """
     started = time.monotonic()
-    method = _checked(config)
+    method, labels, adapters = open_adapters(config)
     check_empty(folder)
-    inputs = config.models or []
-    labels = [each.model.text for each in inputs]
-    adapters = [Adapter.read(find_folder(each.model.path, each.model.revision)) for each in inputs]
-    _check_alike(labels, adapters)
     aside = folder.with_name(f".{folder.name}.merging")
     check_space(
         folder.parent, sum((one.folder / WEIGHTS).stat().st_size for one in adapters), purpose="The merged adapter"
@@ -82,6 +78,16 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
             shutil.rmtree(aside, ignore_errors=True)
             raise
     return report
+
+
+def open_adapters(config: MergeConfig) -> tuple[MergeMethod, list[str], list[Adapter]]:
+    """The method and the adapters, which fit together; nothing is written."""
+    method = _checked(config)
+    inputs = config.models or []
+    labels = [each.model.text for each in inputs]
+    adapters = [Adapter.read(find_folder(each.model.path, each.model.revision)) for each in inputs]
+    _check_alike(labels, adapters)
+    return method, labels, adapters
 
 
 def _checked(config: MergeConfig) -> MergeMethod:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.errors import ConfigError, ModelError, RLHFError, text_of
 from rlhf.merging.arithmetic import distance, task_vectors
-from rlhf.merging.plan import MergePlan, TensorTask
+from rlhf.merging.merge_plan import MergePlan, TensorTask
 from rlhf.merging.safetensors_file import Files
 from rlhf.seeds import derive_seed
 

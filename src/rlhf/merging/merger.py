@@ -26,13 +26,14 @@ from typing import Any
 import torch
 
 from rlhf.config.merging import MergeConfig
+from rlhf.config.threads import check_threads, usable_cores
 from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json
 from rlhf.merging.adapter_merge import merge_adapters
 from rlhf.merging.combine import merged_tensor, survey
+from rlhf.merging.merge_plan import MergePlan, TensorTask, plan_merge
 from rlhf.merging.method_table import code_of
 from rlhf.merging.output_folder import check_empty, finished
-from rlhf.merging.plan import MergePlan, TensorTask, plan_merge
 from rlhf.merging.report import REPORT_FILE, MergeReport, report_of
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import write_side_files
@@ -75,7 +76,8 @@ class ModelMerger:
         self.config = config if isinstance(config, MergeConfig) else MergeConfig.of(config)
         if shard_bytes < 1 or (threads is not None and threads < 1):
             raise ConfigError(f"threads and shard_bytes are at least 1; got {threads} and {shard_bytes}.")
-        self.threads = threads or len(os.sched_getaffinity(0))
+        check_threads(threads)
+        self.threads = threads or usable_cores()
         self.shard_bytes = shard_bytes
 
     def plan(self) -> MergePlan:

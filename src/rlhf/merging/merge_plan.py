@@ -282,9 +282,7 @@ class _Planner:
                 )
             self._tasks.append(TensorTask(name, tuple(there), None, shape, places[0].dtype, places[0].dtype, layer, {}))
             return
-        dtype = places[0].dtype
-        for place in places[1:]:
-            dtype = torch.promote_types(dtype, place.dtype)
+        dtype = _widest([place.dtype for place in places])
         wanted = self._config.out_dtype or self._config.dtype
         working = torch.float64 if torch.float64 in (dtype, DTYPES.get(self._config.dtype or "")) else torch.float32
         settings = self._settings(name, there, part, base, at)
@@ -389,6 +387,17 @@ def output_config(plan: MergePlan) -> dict[str, Any]:
 def _of_layer(parent: Parent, name: str, layer: int, otherwise: list[Any]) -> Any:
     own = parent.text_config.get(name, otherwise)
     return own[layer] if isinstance(own, list) and layer < len(own) else otherwise[min(layer, len(otherwise) - 1)]
+
+
+def _widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """The type that holds all; float32 where torch knows none, as of two kinds of 8 bits."""
+    found = dtypes[0]
+    for dtype in dtypes[1:]:
+        try:
+            found = torch.promote_types(found, dtype)
+        except RuntimeError:
+            return torch.float32
+    return found
 
 
 def _count(shape: Sequence[int]) -> int:
