@@ -63,7 +63,11 @@ def merge(
                 f"{len(plan.tasks)} tensors, {bytes_text(plan.nbytes)}, would be written to {folder}; {len(plan.dropped)} are left out"
             )
         return
-    report = merger.merge(folder)
+    from rich.progress import Progress
+
+    with Progress(console=console(), transient=True, disable=quiet or as_json) as bar:  # draws on a terminal only
+        task = bar.add_task("merging", total=None)
+        report = merger.merge(folder, progress=lambda done, total: bar.update(task, completed=done, total=total))
     if as_json:
         print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
     elif not quiet:
