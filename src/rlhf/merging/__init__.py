@@ -1,7 +1,7 @@
 """Model folders merged tensor by tensor: a new model without training.
 
 method.py            what a method is; method_table.py lists them, a line each, and finds a user's
-methods/             one file a method
+methods/             one file a method; method_call.py calls one and checks its result
 arithmetic.py        what several methods share: blocks, task vectors, trimming, dropping, the vote on signs
 thresholds.py        the k-th largest magnitude of a whole model
 safetensors_file.py  headers, reading and writing of single tensors

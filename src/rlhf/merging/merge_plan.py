@@ -13,7 +13,7 @@ from rlhf.errors import ConfigError, ModelError
 from rlhf.merging.layers import VOCABULARY, comes_before, count_key, name_in, place_of
 from rlhf.merging.method import MergeMethod
 from rlhf.merging.method_table import method_named
-from rlhf.merging.parameters import Levels, check_names, resolved
+from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import Parent, by_label, check_fit, is_buffer, missing_tensor, open_parent, tied_copies
 from rlhf.merging.safetensors_file import Files
 from rlhf.merging.vocabulary import Vocabulary, check_one_vocabulary, joined_vocabulary
@@ -323,20 +323,10 @@ class _Planner:
     def _settings(
         self, name: str, sources: Sequence[tuple[str, str]], part: OutputSlice, base: str | None, at: float
     ) -> dict[str, Any]:
-        above: Levels = (part.parameters, self._config.module.parameters, self._config.parameters)
-        found: dict[str, Any] = {}
-        for parameter in self._method.parameters.values():
-            if not parameter.each:
-                found[parameter.keyword] = resolved(parameter, above, name=name, at=at, of="")
-                continue
-            own = {source.model.text: source.parameters for source in part.sources}
-            values = [
-                resolved(parameter, (own[label], *above), name=tensor, at=at, of=f" of {label}")
-                for label, tensor in sources
-                if label != base
-            ]
-            found[parameter.keyword] = None if all(value is None for value in values) else values
-        return found
+        above = (part.parameters, self._config.module.parameters, self._config.parameters)
+        own = {source.model.text: source.parameters for source in part.sources}
+        combined = [(label, tensor, own[label]) for label, tensor in sources if label != base]
+        return settings_for(self._method, combined, above, name=name, at=at)
 
     def _rest(self, slices: Sequence[OutputSlice]) -> None:
         """Tensors that no task reads: layers that no slice names, embeddings of models in the middle, models that are only named."""
