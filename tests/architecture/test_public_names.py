@@ -25,7 +25,7 @@ PROMISED = set(
     LearnedReward RuleBasedReward CompositeReward EnsembleReward ConstitutionalRewardWrapper RewardFunctionFactory
     RewardHackingDetector
     BestOfNSampler MCTSGenerator SpeculativeDecoder IterativeRefiner AdaptiveComputeAllocator ConfidenceBasedStopping
-    ModelMerger MergeConfig ModelSoup EnsemblePolicy
+    ModelMerger MergeConfig ModelSoup layer_wise_interpolation EnsemblePolicy
     PagedKVCache
     RLHFEvaluator WinRateEvaluator HumanEvalProtocol CapabilityTester AdversarialValidator
     PreferenceStore AnnotatorQualityControl AnnotationGuideline

@@ -126,9 +126,9 @@ def far(root: Path, family: str) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("source", ["union", "base", "of a"])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_vocabularies_are_joined_as_by_mergekit(family, source, tmp_path):
-    parents = write_family(tmp_path / "parents", family, ("base", "a", "b"))
+@pytest.mark.parametrize("tied", [False, True])
+def test_vocabularies_are_joined_as_by_mergekit(tied, source, tmp_path):
+    parents = write_family(tmp_path / "parents", "llama", ("base", "a", "b"), tie_word_embeddings=tied)
     write_tokenizer(parents["a"], [*LETTERS[:20], *"012345"])
     write_tokenizer(parents["b"], [*reversed(LETTERS)])
     where = source if source != "of a" else str(parents["a"])

@@ -50,6 +50,7 @@ COMMANDS = {
     "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --device",
+    "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --quiet --json",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
     "plan": "RECIPE OVERRIDES --gpu --stage --json",

@@ -43,7 +43,17 @@ def merge(
     from rlhf.merging.output_folder import check_empty
 
     merger = ModelMerger(settings, threads=threads, shard_bytes=int(shard_size * GIB))
-    if dry_run and settings.output == "model":
+    if dry_run and settings.output == "adapter":
+        from rlhf.merging.adapter_merge import open_adapters
+
+        _, labels, adapters = open_adapters(settings)
+        check_empty(folder)
+        if not quiet:
+            _say(
+                f"{len(labels)} adapters fit together, {len(adapters[0].low_rank)} weights each; the result would be written to {folder}"
+            )
+        return
+    if dry_run:
         plan = merger.plan()
         check_empty(folder)
         if not quiet:
@@ -53,7 +63,11 @@ def merge(
                 f"{len(plan.tasks)} tensors, {bytes_text(plan.nbytes)}, would be written to {folder}; {len(plan.dropped)} are left out"
             )
         return
-    report = merger.merge(folder)
+    from rich.progress import Progress
+
+    with Progress(console=console(), transient=True, disable=quiet or as_json) as bar:  # draws on a terminal only
+        task = bar.add_task("merging", total=None)
+        report = merger.merge(folder, progress=lambda done, total: bar.update(task, completed=done, total=total))
     if as_json:
         print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
     elif not quiet:

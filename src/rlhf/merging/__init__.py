@@ -1,18 +1,21 @@
 """Model folders merged tensor by tensor: a new model without training.
 
 method.py            what a method is; method_table.py lists them, a line each, and finds a user's
-methods/             one file a method
-arithmetic.py        what several methods share: blocks, task vectors, trimming, dropping, consensus
+methods/             one file a method; method_call.py calls one and checks its result
+arithmetic.py        what several methods share: blocks, task vectors, trimming, dropping, the vote on signs
+thresholds.py        the k-th largest magnitude of a whole model
 safetensors_file.py  headers, reading and writing of single tensors
 parents.py           model folders: what they hold, and whether they fit together
-lora.py              adapters: merged into what is read, and with each other
+lora.py              adapters, merged into what is read
 layers.py            which tensor belongs to which layer
 parameters.py        filters, gradients, precedence
 vocabulary.py        tokenizers joined, rows of embeddings put in place
-plan.py              what every tensor of the output is made of, before anything is written
+merge_plan.py        what every tensor of the output is made of, before anything is written
+combine.py           one tensor: read, aligned, combined, measured, rounded once
 merger.py            the plan carried out: threads, shards, resume, rename
+output_folder.py     where a merged model goes
+report.py            what was merged, in numbers; side_files.py writes it with config, tokenizer and card
 adapter_merge.py     adapters merged into one adapter
-report.py            what was merged, in numbers; the model card
 soup.py              uniform and greedy averages of runs
 interpolation.py     two models, layer by layer
 """

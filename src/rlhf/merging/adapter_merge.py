@@ -27,14 +27,14 @@ from rlhf.merging.json_file import read_json
 from rlhf.merging.layers import place_of
 from rlhf.merging.lora import CONFIG, PREFIX, WEIGHTS, Adapter
 from rlhf.merging.method import MergeMethod
+from rlhf.merging.method_call import called
 from rlhf.merging.method_table import method_named
 from rlhf.merging.output_folder import check_empty
-from rlhf.merging.parameters import check_names, resolved
+from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import find_folder
 from rlhf.merging.report import REPORT_FILE, MergeReport, by_layer
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import merge_card
-from rlhf.seeds import derive_seed
 
 SUMS = ("linear", "task_arithmetic")
 """Methods whose result is a weighted sum, which needs no decomposition."""
@@ -56,22 +56,18 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
         StorageError: The disk is full.
     """
     started = time.monotonic()
-    method = _checked(config)
+    method, labels, adapters = open_adapters(config)
     check_empty(folder)
-    inputs = config.models or []
-    labels = [each.model.text for each in inputs]
-    adapters = [Adapter.read(find_folder(each.model.path, each.model.revision)) for each in inputs]
-    _check_alike(labels, adapters)
     aside = folder.with_name(f".{folder.name}.merging")
     check_space(
         folder.parent, sum((one.folder / WEIGHTS).stat().st_size for one in adapters), purpose="The merged adapter"
     )
+    with Files() as files:
+        pairs, rows = _pairs(config, method, labels, adapters, files)
     with storage_errors(folder):
         if aside.is_dir():
             delete(aside)
         make_folder(aside)
-        with Files() as files:
-            pairs, rows = _pairs(config, method, labels, adapters, files)
         try:
             report = _written(config, aside, labels, adapters, pairs, rows, time.monotonic() - started)
             for path in (*aside.iterdir(), aside):
@@ -82,6 +78,16 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
             shutil.rmtree(aside, ignore_errors=True)
             raise
     return report
+
+
+def open_adapters(config: MergeConfig) -> tuple[MergeMethod, list[str], list[Adapter]]:
+    """The method and the adapters, which fit together; nothing is written."""
+    method = _checked(config)
+    inputs = config.models or []
+    labels = [each.model.text for each in inputs]
+    adapters = [Adapter.read(find_folder(each.model.path, each.model.revision)) for each in inputs]
+    _check_alike(labels, adapters)
+    return method, labels, adapters
 
 
 def _checked(config: MergeConfig) -> MergeMethod:
@@ -143,17 +149,16 @@ def _pairs(
         layer = place_of(name).layer
         at = 0.0 if layer is None else layer / (count - 1) if count > 1 else 1.0
         parts = [adapter.low_rank[name] for adapter in adapters]
-        settings = _settings(config, method, labels, name, at)
-        notes: dict[str, Any] = {}
+        sources = [(label, name, each.parameters) for label, each in zip(labels, config.models or [], strict=True)]
+        settings = settings_for(method, sources, [config.parameters], name=name, at=at)
         row: dict[str, Any] = {"name": name, "shape": list(parts[0].shape), "layer": layer}
         deltas = [part.delta(files, torch.float32) for part in parts]
         row["distance"] = {label: distance(delta, None) for label, delta in zip(labels, deltas, strict=True)}
         rank = config.adapter_rank or sum(part.rank for part in parts)
         base = torch.zeros_like(deltas[0]) if method.base == "required" else None
-        given = dict(settings) | {key: value for key, value in (
-            ("name", name), ("notes", notes), ("seeds", [derive_seed(config.seed, "merging", name, label) for label in labels])
-        ) if key in method.given}  # fmt: skip
-        whole = method.function(deltas, base, **given)
+        whole, notes = called(
+            method, config.merge_method, deltas, base, settings, name=name, models=labels, seed=config.seed
+        )  # fmt: skip
         transposed = parts[0].transposed or parts[0].embedding
         if config.merge_method in SUMS and config.adapter_rank is None:
             pairs[name] = _joined(parts, _factors(config, settings), files)
@@ -162,26 +167,9 @@ def _pairs(
         made = pairs[name][1] @ pairs[name][0]
         row["result_distance"] = distance(whole, None)
         row["lost"] = distance(made.T if transposed else made, whole)
-        row |= {
-            key: dict(zip(labels, value, strict=True)) if isinstance(value, list) else value
-            for key, value in notes.items()
-        }
+        row |= notes
         rows.append(row)
     return pairs, rows
-
-
-def _settings(config: MergeConfig, method: MergeMethod, labels: Sequence[str], name: str, at: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for parameter in method.parameters.values():
-        if not parameter.each:
-            found[parameter.keyword] = resolved(parameter, [config.parameters], name=name, at=at, of="")
-            continue
-        values = [
-            resolved(parameter, [each.parameters, config.parameters], name=name, at=at, of=f" of {label}")
-            for label, each in zip(labels, config.models or [], strict=True)
-        ]
-        found[parameter.keyword] = None if all(value is None for value in values) else values
-    return found
 
 
 def _factors(config: MergeConfig, settings: Mapping[str, Any]) -> list[float]:

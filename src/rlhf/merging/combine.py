@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.errors import ConfigError, ModelError, RLHFError, text_of
+from rlhf.errors import ConfigError, ModelError
 from rlhf.merging.arithmetic import distance, task_vectors
-from rlhf.merging.plan import MergePlan, TensorTask
+from rlhf.merging.merge_plan import MergePlan, TensorTask
+from rlhf.merging.method_call import called
 from rlhf.merging.safetensors_file import Files
-from rlhf.seeds import derive_seed
 
 Surveyed = Mapping[str, Mapping[str, float]]
 """Keyword -> model -> value."""
@@ -41,15 +41,16 @@ def merged_tensor(plan: MergePlan, task: TensorTask, found: Surveyed, files: Fil
     else:
         row["norm"] = norms
     tensors = [inputs[label] for label in task.models]
-    notes: dict[str, Any] = {}
-    result = _called(plan, task, tensors, base, found, notes)
+    settings = dict(task.settings) | {
+        keyword: [values[label] for label in task.models] for keyword, values in found.items()
+    }
+    result, notes = called(
+        plan.method, plan.config.merge_method, tensors, base, settings, name=task.name, models=task.models, seed=plan.config.seed
+    )  # fmt: skip
     row["result_norm"] = distance(result, None)
     if base is not None:
         row["result_distance"] = distance(result, base)
-    row |= {
-        key: dict(zip(task.models, value, strict=True)) if isinstance(value, list) else value
-        for key, value in notes.items()
-    }
+    row |= notes
     final = result.to(task.dtype)
     if not bool(torch.isfinite(torch.tensor(distance(final.to(task.working), None)))) and not bool(
         torch.isfinite(final).all()
@@ -69,45 +70,6 @@ def _inputs(plan: MergePlan, task: TensorTask, files: Files) -> dict[str, Tensor
         base = plan.config.base_model.text if plan.config.base_model else None
         return plan.vocabulary.align(inputs, base)
     return inputs
-
-
-def _called(
-    plan: MergePlan,
-    task: TensorTask,
-    tensors: list[Tensor],
-    base: Tensor | None,
-    found: Surveyed,
-    notes: dict[str, Any],
-) -> Tensor:
-    method, given = plan.method, dict(task.settings)
-    for parameter in method.parameters.values():
-        value = given.get(parameter.keyword)
-        if parameter.each and not isinstance(value, list | None):
-            given[parameter.keyword] = [value] * len(tensors)
-    if "name" in method.given:
-        given["name"] = task.name
-    if "seeds" in method.given:
-        given["seeds"] = [derive_seed(plan.config.seed, "merging", task.name, label) for label in task.models]
-    if "notes" in method.given:
-        given["notes"] = notes
-    for keyword, values in found.items():
-        given[keyword] = [values[label] for label in task.models]
-    shape = tensors[0].shape if tensors else base.shape if base is not None else torch.Size()
-    try:
-        with torch.no_grad():
-            result = method.function(tensors, base, **given)
-    except RLHFError:
-        raise
-    except Exception as err:
-        raise ModelError(
-            f"merge method {plan.config.merge_method} failed on {task.name}: {type(err).__name__}: {text_of(err)}."
-        ) from err
-    if not isinstance(result, Tensor) or result.shape != shape:
-        what = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-        raise ModelError(
-            f"merge method {plan.config.merge_method} gave {what} for {task.name}; expected a tensor of shape {list(shape)}."
-        )
-    return result
 
 
 def _agreed(task: TensorTask, inputs: Mapping[str, Tensor]) -> Tensor:

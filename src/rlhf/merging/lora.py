@@ -112,7 +112,7 @@ class Adapter:
     def applied(self, name: str, weight: Tensor, files: Files) -> Tensor:
         """A weight of the base with the adapter merged in, in the weight's type."""
         if name in self.replaced:
-            return files.read(self.replaced[name]).to(weight.dtype)
+            weight = files.read(self.replaced[name]).to(weight.dtype)
         return weight.add_(self.low_rank[name].delta(files, weight.dtype)) if name in self.low_rank else weight
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], base: str) -> None:

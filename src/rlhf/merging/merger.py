@@ -26,16 +26,18 @@ from typing import Any
 import torch
 
 from rlhf.config.merging import MergeConfig
+from rlhf.config.threads import check_threads, usable_cores
 from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json
 from rlhf.merging.adapter_merge import merge_adapters
 from rlhf.merging.combine import merged_tensor, survey
+from rlhf.merging.merge_plan import MergePlan, TensorTask, plan_merge
 from rlhf.merging.method_table import code_of
 from rlhf.merging.output_folder import check_empty, finished
-from rlhf.merging.plan import MergePlan, TensorTask, plan_merge
 from rlhf.merging.report import REPORT_FILE, MergeReport, report_of
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import write_side_files
+from rlhf.version import __version__
 
 SHARD_BYTES = 5 * 10**9
 PLAN, DONE = "plan.json", ".done"
@@ -75,7 +77,8 @@ class ModelMerger:
         self.config = config if isinstance(config, MergeConfig) else MergeConfig.of(config)
         if shard_bytes < 1 or (threads is not None and threads < 1):
             raise ConfigError(f"threads and shard_bytes are at least 1; got {threads} and {shard_bytes}.")
-        self.threads = threads or len(os.sched_getaffinity(0))
+        check_threads(threads)
+        self.threads = threads or usable_cores()
         self.shard_bytes = shard_bytes
 
     def plan(self) -> MergePlan:
@@ -100,7 +103,7 @@ class ModelMerger:
             StorageError: The disk is full; before anything is written where that can be known.
             RunBusyError: Another process is merging into this folder.
         """
-        folder = Path(folder)
+        folder = Path(os.path.abspath(folder))
         if self.config.output == "adapter":
             return merge_adapters(self.config, folder)
         plan = self.plan()
@@ -109,7 +112,9 @@ class ModelMerger:
             return there
         check_empty(folder)
         aside = folder.with_name(f".{folder.name}.merging")
-        written = sum(path.stat().st_size for path in aside.glob("*.safetensors"))
+        written = sum(
+            512 * path.stat().st_blocks for path in aside.glob("*.safetensors")
+        )  # what is laid out takes no room yet
         check_space(folder.parent, max(0, plan.nbytes - written), purpose="The merged model")
         with storage_errors(folder), _locked(aside, key):
             shards = _shards(plan.tasks, self.shard_bytes)
@@ -131,7 +136,9 @@ class ModelMerger:
         """Hash of all that decides the result's bits, as far as it can be known without reading weights."""
         files = [(str(file), *_look(file)) for parent in plan.parents.values() for file in parent.files()]
         config = self.config.model_dump(mode="json")
-        text = json.dumps([config, files, self.shard_bytes, code_of(self.config.merge_method)], sort_keys=True)
+        text = json.dumps(
+            [__version__, config, files, self.shard_bytes, code_of(self.config.merge_method)], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -66,8 +66,9 @@ def code_of(name: str) -> str:
     """Hash of the file that a user's method is in; empty for the table's."""
     if ":" not in name:
         return ""
-    module = sys.modules.get(_found(name).__module__) if not isinstance(_found(name), MergeMethod) else None
-    file = getattr(module, "__file__", None) or name.rpartition(":")[0]
+    found = _found(name)
+    function = found.function if isinstance(found, MergeMethod) else found
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None) or name.rpartition(":")[0]
     return sha256(file)[:16] if Path(file).is_file() else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlhf.errors import ConfigError, did_you_mean
@@ -67,6 +67,38 @@ def resolved(parameter: Parameter, levels: Levels, *, name: str, at: float, of: 
             "model, or below the file's `parameters`."
         )
     return parameter.default
+
+
+def settings_for(
+    method: MergeMethod,
+    sources: Sequence[tuple[str, str, Mapping[str, Any] | None]],
+    above: Sequence[Mapping[str, Any] | None],
+    *,
+    name: str,
+    at: float,
+) -> dict[str, Any]:
+    """All settings of a method for one tensor, by keyword.
+
+    Args:
+        method: Whose settings they are.
+        sources: Model, its tensor's name and its own settings, of each model that the method combines.
+        above: The levels over them.
+        name: The output's tensor.
+        at: See ``value_of``.
+
+    Raises:
+        ConfigError: One is missing, or has the wrong type.
+    """
+    found: dict[str, Any] = {}
+    for parameter in method.parameters.values():
+        if not parameter.each:
+            found[parameter.keyword] = resolved(parameter, above, name=name, at=at, of="")
+            continue
+        values = [
+            resolved(parameter, (own, *above), name=tensor, at=at, of=f" of {model}") for model, tensor, own in sources
+        ]
+        found[parameter.keyword] = None if all(value is None for value in values) else values
+    return found
 
 
 def check_names(method: MergeMethod, name: str, levels: Levels) -> list[str]:

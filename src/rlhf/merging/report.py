@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlhf.formatting import bytes_text, duration, percentage, plain_number
-from rlhf.merging.plan import MergePlan
+from rlhf.merging.merge_plan import MergePlan
 
 REPORT_FILE = "merge_report.json"
 OTHER = "other"

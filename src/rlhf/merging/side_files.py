@@ -11,7 +11,7 @@ import yaml
 
 from rlhf.files import write_json, write_text
 from rlhf.formatting import bytes_text
-from rlhf.merging.plan import MergePlan, output_config
+from rlhf.merging.merge_plan import MergePlan, output_config
 from rlhf.merging.report import REPORT_FILE, MergeReport
 from rlhf.merging.vocabulary import TOKENIZER_FILES, chat_template, load_tokenizer
 from rlhf.version import __version__
@@ -25,7 +25,11 @@ def write_side_files(plan: MergePlan, report: MergeReport, folder: Path) -> None
     write_json(folder / "config.json", output_config(plan))
     _write_tokenizer(plan, folder)
     write_text(folder / CONFIG_FILE, yaml_text(report.config))
-    write_text(folder / "README.md", merge_card(report))
+    names = plan.donor.config.get("architectures") or [""]
+    task = {"CausalLM": "text-generation", "SequenceClassification": "text-classification"}.get(
+        str(names[0]).rpartition("For")[2]
+    )
+    write_text(folder / "README.md", merge_card(report, task=task))
     write_json(folder / REPORT_FILE, report.to_dict())
 
 
@@ -44,12 +48,11 @@ def _write_tokenizer(plan: MergePlan, folder: Path) -> None:
         shutil.copyfile(plan.donor.folder / "generation_config.json", folder / "generation_config.json")
 
 
-def merge_card(report: MergeReport, *, library: str = "transformers") -> str:
+def merge_card(report: MergeReport, *, library: str = "transformers", task: str | None = None) -> str:
     """README.md: what the hub reads of a merge (``base_model`` is a list), the parents with their hashes, and the file that made it."""
-    head = {
-        "library_name": library, "base_model": list(report.parents), "base_model_relation": "adapter" if library == "peft" else "merge",
-        "pipeline_tag": "text-generation", "tags": ["rlhf", "merge", report.method],
-    }  # fmt: skip
+    relation = "adapter" if library == "peft" else "merge"
+    head = {"library_name": library, "base_model": list(report.parents), "base_model_relation": relation}
+    head |= ({} if task is None else {"pipeline_tag": task}) | {"tags": ["rlhf", "merge", report.method]}
     rows = [
         f"| {_cell(label)} | {_cell(Path(file).name)} | {digest} |"
         for label, parent in report.parents.items()

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.errors import ConfigError, ModelError
+from rlhf.merging.merge_plan import MergePlan, output_config
 from rlhf.merging.merger import ModelMerger
-from rlhf.merging.plan import MergePlan, output_config
 from tests.fixtures.merging import LETTERS, merge_tree, tensors_of, write_family, write_plain, write_tokenizer
 
 ONE: dict[str, Any] = {"weight": 1.0}
@@ -168,6 +168,11 @@ def test_a_model_that_is_not_there(two):
     shutil.rmtree(two["a"])
     two["a"] = two["base"].parent / "bas"
     assert "Did you mean 'base'" in refused(two)
+
+
+def test_a_name_that_neither_disk_nor_hub_has(two):
+    two["a"] = Path("nobody/nothing")
+    assert "hf download nobody/nothing" in refused(two)
 
 
 def test_a_misspelled_setting(two):

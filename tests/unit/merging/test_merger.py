@@ -257,7 +257,7 @@ def test_a_killed_merge_goes_on_where_it_was(llama, tmp_path, at):
     again = mark.read_text().splitlines()[at:]
     assert len(set(first) | set(again)) == 39
     assert len(set(first) & set(again)) <= 5  # of the part that was being written
-    ModelMerger(tree, shard_bytes=20_000).merge(tmp_path / "whole")
+    ModelMerger(tree, threads=1, shard_bytes=20_000).merge(tmp_path / "whole")
     assert bits_of(tmp_path / "out") == bits_of(tmp_path / "whole")
 
 
@@ -303,3 +303,42 @@ def test_memory_is_a_few_tensors_and_no_model(tmp_path, method):
     assert (
         used < 14 * tensor + (24 << 20) < model
     )  # four parents, a few working copies, and what imports on the way take
+
+
+OWN = """\
+def failing(tensors, base, *, weight: list[float] = 1.0):
+    raise ValueError("no")
+
+def wrong_shape(tensors, base):
+    return tensors[0][:1]
+
+def nothing(tensors, base):
+    return None
+
+def noted(tensors, base, *, name: str, seeds: list[int], notes: dict, weight: list[float] = 2.0):
+    notes["first"] = [float(tensor[0]) for tensor in tensors]
+    notes["weight"] = weight
+    notes["of"] = name
+    return tensors[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("failing", "ValueError: no"), ("wrong_shape", r"shape \[1\]"), ("nothing", "NoneType")]
+)
+def test_a_method_of_the_users_that_fails_is_named_with_the_tensor(tmp_path, name, word):
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    a = write_plain(tmp_path / "a", {"layers.0.w": torch.ones(3)})
+    with pytest.raises(ModelError, match=rf"{name}.*layers\.0\.w.*{word}|{name}.*{word}.*layers\.0\.w"):
+        ModelMerger(merge_tree(f"{tmp_path / 'own.py'}:{name}", {a: {}})).merge(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_users_method_notes_is_in_the_report(tmp_path):
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    a = write_plain(tmp_path / "a", {"layers.0.w": torch.full((3,), 7.0)})
+    report = ModelMerger(merge_tree(f"{tmp_path / 'own.py'}:noted", {a: {}})).merge(tmp_path / "out")
+    (row,) = report.tensors
+    assert row["first"] == {str(a): 7.0}
+    assert row["weight"] == {str(a): 2.0}
+    assert row["of"] == "layers.0.w"

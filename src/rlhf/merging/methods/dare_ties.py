@@ -19,8 +19,8 @@ def dare_ties(
     normalize: bool = False,
     rescale: bool = True,
     rescale_by: Literal["l1", "density"] = "l1",
-    elect: Literal["weighted", "unweighted"] = "weighted",
     lambda_: float = 1.0,
+    elect: Literal["weighted", "unweighted"] = "weighted",
     seeds: list[int],
     notes: dict[str, Any],
 ) -> Tensor:

@@ -13,7 +13,7 @@ from rlhf.errors import ConfigError, ModelError
 from rlhf.merging.layers import VOCABULARY, comes_before, count_key, name_in, place_of
 from rlhf.merging.method import MergeMethod
 from rlhf.merging.method_table import method_named
-from rlhf.merging.parameters import Levels, check_names, resolved
+from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import Parent, by_label, check_fit, is_buffer, missing_tensor, open_parent, tied_copies
 from rlhf.merging.safetensors_file import Files
 from rlhf.merging.vocabulary import Vocabulary, check_one_vocabulary, joined_vocabulary
@@ -282,9 +282,7 @@ class _Planner:
                 )
             self._tasks.append(TensorTask(name, tuple(there), None, shape, places[0].dtype, places[0].dtype, layer, {}))
             return
-        dtype = places[0].dtype
-        for place in places[1:]:
-            dtype = torch.promote_types(dtype, place.dtype)
+        dtype = _widest([place.dtype for place in places])
         wanted = self._config.out_dtype or self._config.dtype
         working = torch.float64 if torch.float64 in (dtype, DTYPES.get(self._config.dtype or "")) else torch.float32
         settings = self._settings(name, there, part, base, at)
@@ -325,20 +323,10 @@ class _Planner:
     def _settings(
         self, name: str, sources: Sequence[tuple[str, str]], part: OutputSlice, base: str | None, at: float
     ) -> dict[str, Any]:
-        above: Levels = (part.parameters, self._config.module.parameters, self._config.parameters)
-        found: dict[str, Any] = {}
-        for parameter in self._method.parameters.values():
-            if not parameter.each:
-                found[parameter.keyword] = resolved(parameter, above, name=name, at=at, of="")
-                continue
-            own = {source.model.text: source.parameters for source in part.sources}
-            values = [
-                resolved(parameter, (own[label], *above), name=tensor, at=at, of=f" of {label}")
-                for label, tensor in sources
-                if label != base
-            ]
-            found[parameter.keyword] = None if all(value is None for value in values) else values
-        return found
+        above = (part.parameters, self._config.module.parameters, self._config.parameters)
+        own = {source.model.text: source.parameters for source in part.sources}
+        combined = [(label, tensor, own[label]) for label, tensor in sources if label != base]
+        return settings_for(self._method, combined, above, name=name, at=at)
 
     def _rest(self, slices: Sequence[OutputSlice]) -> None:
         """Tensors that no task reads: layers that no slice names, embeddings of models in the middle, models that are only named."""
@@ -389,6 +377,17 @@ def output_config(plan: MergePlan) -> dict[str, Any]:
 def _of_layer(parent: Parent, name: str, layer: int, otherwise: list[Any]) -> Any:
     own = parent.text_config.get(name, otherwise)
     return own[layer] if isinstance(own, list) and layer < len(own) else otherwise[min(layer, len(otherwise) - 1)]
+
+
+def _widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """The type that holds all; float32 where torch knows none, as of two kinds of 8 bits."""
+    found = dtypes[0]
+    for dtype in dtypes[1:]:
+        try:
+            found = torch.promote_types(found, dtype)
+        except RuntimeError:
+            return torch.float32
+    return found
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -1,0 +1,60 @@
+"""`rlhf merge`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.errors import ConfigError, ModelError
+from tests.fixtures.merging import merge_tree, tensors_of, write_plain
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    parents = {
+        write_plain(tmp_path / name, {"layers.0.w": torch.full((4,), value)}): {"weight": 1.0, "density": 0.5}
+        for name, value in (("a", 1.0), ("b", 3.0))
+    }
+    path = tmp_path / "merge.yaml"
+    path.write_text(yaml.safe_dump(merge_tree("linear", parents)), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["merge", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_folder_has_the_name_of_the_file_by_default(file):
+    output = run(file)
+    assert tensors_of(file.with_suffix(""))["layers.0.w"].tolist() == [2.0] * 4
+    assert "density is not used by linear" in output
+    assert str(file.with_suffix("")) in output.replace("\n", "")
+
+
+def test_a_dry_run_writes_nothing(file):
+    before = sorted(file.parent.iterdir())
+    assert "1 tensors" in run(file, "--dry-run")
+    assert sorted(file.parent.iterdir()) == before
+
+
+def test_json_is_the_report(file, tmp_path):
+    report = json.loads(run(file, "-o", tmp_path / "out", "--json", "--seed", 3))
+    assert report["config"]["seed"] == 3
+    assert report == json.loads((tmp_path / "out" / "merge_report.json").read_text())
+
+
+def test_errors_are_those_of_the_library(file, tmp_path):
+    with pytest.raises(ModelError, match="not empty"):
+        run(file, "-o", tmp_path)
+    with pytest.raises(ModelError, match="not empty"):
+        run(file, "-o", tmp_path, "--dry-run")
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
+        run(tmp_path / "missing.yaml")
