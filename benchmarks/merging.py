@@ -3,9 +3,10 @@
     RLHF_MERGEKIT_PYTHON=/tmp/mergekit/bin/python python benchmarks/merging.py --hidden 1024 --layers 16 --rounds 3
 
 The models have random weights of Llama's shape, made on the spot. Both sides run as a person runs them, with the same number of threads, in
-turns; the result is compared first, where both compute in the same type. A row has the medians over rounds of the seconds of merging
-(imports and start of the process not counted; ours hashes the parents and measures every tensor within them, mergekit does
-neither), and the peak of resident memory. mergekit maps its files, so its pages of the parents count in that peak as far as they were touched.
+turns; the results are compared, where both compute in the same type. A row has the medians over rounds of the seconds of merging by the
+clock, which say little on a shared machine, and of the processor. Imports are not counted; ours hashes the parents, measures every tensor
+and syncs the result to the disk within them, mergekit does none of it. The peak of memory is of resident pages; mergekit maps its files,
+so the parents' pages count as far as they were touched.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from pathlib import Path
 tree, out, threads = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 {imports}
 Path("/proc/self/clear_refs").write_text("5")
-begin = time.perf_counter()
+begin, busy = time.perf_counter(), time.process_time()
 {merge}
-seconds = time.perf_counter() - begin
+seconds, busy = time.perf_counter() - begin, time.process_time() - busy
 peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-print(json.dumps([seconds, peak]))
+print(json.dumps([seconds, busy, peak]))
 """
 OURS = MEASURED.format(
     imports="import torch\nfrom rlhf.merging.merger import ModelMerger",
@@ -94,16 +95,16 @@ def tree_of(method: str, folders: list[Path], dtype: str) -> dict[str, Any]:
     return tree if method == "linear" else tree | {"base_model": base}
 
 
-def measure(python: str, script: str, tree: dict[str, Any], out: Path, threads: int) -> tuple[float, int]:
-    """Seconds and bytes of one merge."""
+def measure(python: str, script: str, tree: dict[str, Any], out: Path, threads: int) -> tuple[float, float, float]:
+    """Seconds, processor seconds and peak bytes of one merge."""
     shutil.rmtree(out, ignore_errors=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     command = [python, "-c", script, json.dumps(tree), str(out), str(threads)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode:
         raise SystemExit(result.stderr[-2000:])
-    seconds, peak = json.loads(result.stdout.splitlines()[-1])
-    return float(seconds), int(peak)
+    seconds, busy, peak = json.loads(result.stdout.splitlines()[-1])
+    return float(seconds), float(busy), float(peak)
 
 
 def main() -> None:
@@ -128,8 +129,10 @@ def main() -> None:
         print(
             f"a model has {size / 2**20:.0f} MiB in {options.dtype}, {options.threads} threads, {options.rounds} rounds\n"
         )
-        print("| method | ours, s | mergekit, s | ratio | ours, MiB | mergekit, MiB | largest difference |")
-        print("|---|---|---|---|---|---|---|")
+        print(
+            "| method | seconds, ours | mergekit | processor seconds, ours | mergekit | MiB, ours | mergekit | largest difference |"
+        )
+        print("|---|---|---|---|---|---|---|---|")
         for method in options.methods:
             tree = tree_of(method, folders, options.dtype)
             rounds = [
@@ -139,12 +142,13 @@ def main() -> None:
                 )
                 for _ in range(options.rounds)
             ]
-            ours, theirs = (
-                [statistics.median(row[side][part] for row in rounds) for part in (0, 1)] for side in (0, 1)
-            )
+            cells = [
+                f"{statistics.median(row[side][part] for row in rounds) / unit:.{digits}f}"
+                for part, unit, digits in ((0, 1, 1), (1, 1, 1), (2, 2**20, 0))
+                for side in (0, 1)
+            ]
             print(
-                f"| {method} | {ours[0]:.2f} | {theirs[0]:.2f} | {theirs[0] / ours[0]:.1f} | {ours[1] / 2**20:.0f} | "
-                f"{theirs[1] / 2**20:.0f} | {'other masks' if method in RANDOM else difference(root)} |",
+                f"| {method} | {' | '.join(cells)} | {'other masks' if method in RANDOM else difference(root)} |",
                 flush=True,
             )
 
