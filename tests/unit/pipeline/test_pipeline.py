@@ -73,6 +73,7 @@ def test_a_second_run_does_nothing_again(tmp_path):
     assert first.artifacts == second.artifacts
 
 
+@pytest.mark.slow  # test_plan.py shows it of every key, with stages that cost nothing
 def test_a_change_redoes_what_depends_on_it_and_nothing_else(tmp_path):
     before = run(tmp_path).artifacts
     changed = {**tree(tmp_path)["stages"]["sft"], "learning_rate": 1e-3}
@@ -151,6 +152,7 @@ def test_a_reward_model_is_refused_as_a_policy(tmp_path):
         PolicyModel.from_pretrained(str(tmp_path / "rm"))
 
 
+@pytest.mark.slow
 def test_a_changed_reward_model_is_evaluated_anew(tmp_path):
     RewardModel.from_policy("embedded", seed=1).save_pretrained(tmp_path / "rm")
     evaluate = {
