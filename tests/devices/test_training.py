@@ -55,7 +55,13 @@ def compare(name, settings, gpu, toys_on):
     assert result.evaluation.keys() == plain.evaluation.keys()
 
 
-@pytest.mark.parametrize("name", NAMES)
+OF_EACH_LOOP = ("sft", "dpo", "ppo", "grpo")
+"""The others take these loops with losses of their own, and do so in the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OF_EACH_LOOP else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_a_trainer_ends_with_the_same_weights_on_a_gpu(name, gpu, toys_on):
     compare(name, SETTINGS.get(name, {"rollouts": 1}), gpu, toys_on)
 

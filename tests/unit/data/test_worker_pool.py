@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 
 import pytest
 
 from rlhf.data import datasets as module
+from rlhf.data import worker_pool
 from rlhf.data.datasets import GRPODataset, PreferenceDataset, SFTDataset, StepwiseDataset
 from rlhf.errors import ConfigError, DataError
 from tests.fixtures import toy
@@ -15,6 +18,28 @@ from tests.fixtures import toy
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
+
+
+class InAThread:
+    """In the place of ``subprocess.Popen``: the same bytes through the same pipe, without two seconds of a fresh interpreter's imports."""
+
+    def __init__(self, words, **how):
+        pipe = os.dup(int(words[-1]))
+        self.thread = threading.Thread(target=worker_pool.main, args=(pipe,), daemon=True)
+        self.thread.start()
+
+    def kill(self):
+        """It ends with the pipe."""
+
+    def wait(self, timeout=10):
+        self.thread.join(timeout)
+        assert not self.thread.is_alive()
+        return 0
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    monkeypatch.setattr(worker_pool.subprocess, "Popen", InAThread)
 
 
 def write(path, rows):
@@ -30,8 +55,16 @@ def stored(data):
     return [(row, item) for row, item in data._items]
 
 
-@pytest.mark.parametrize("kind", [SFTDataset, PreferenceDataset, StepwiseDataset, GRPODataset])
-def test_items_order_and_counts_are_those_of_one_process(tmp_path, kind):
+@pytest.mark.parametrize("kind", [PreferenceDataset, StepwiseDataset, GRPODataset])
+def test_items_order_and_counts_are_those_of_one_worker(tmp_path, kind, in_threads):
+    assert_three_do_as_one(tmp_path, kind)
+
+
+def test_items_order_and_counts_are_those_of_one_process(tmp_path):
+    assert_three_do_as_one(tmp_path, SFTDataset)
+
+
+def assert_three_do_as_one(tmp_path, kind):
     rows = []
     for number in range(40):
         row = {"prompt": f"q{number % 30}", f"column_{number}": 1, "id": f"r{number % 35}"}
@@ -52,7 +85,7 @@ def test_items_order_and_counts_are_those_of_one_process(tmp_path, kind):
     assert 0 < len(one) <= 40
 
 
-def test_a_bad_row_is_the_error_of_one_process_and_the_first_of_the_file(tmp_path):
+def test_a_bad_row_is_the_error_of_one_process_and_the_first_of_the_file(tmp_path, in_threads):
     rows = [{"prompt": "q", "completion": " a"} for _ in range(30)]
     rows[9] = {"prompt": "q", "completion": " too long" * 20}
     lines = [json.dumps(row) for row in rows]
@@ -68,7 +101,7 @@ def test_a_bad_row_is_the_error_of_one_process_and_the_first_of_the_file(tmp_pat
     assert "rows.jsonl:10" in said[0], "the long row comes before the broken line, though that is read ahead"
 
 
-def test_bad_rows_are_skipped_and_listed_as_by_one_process(tmp_path):
+def test_bad_rows_are_skipped_and_listed_as_by_one_process(tmp_path, in_threads):
     rows = [{"prompt": "q", "completion": " a", "prompt_ids": [5], "completion_ids": [6]} for _ in range(20)]
     rows[3]["completion_ids"] = [10**9]
     rows[18]["prompt_ids"] = []
@@ -78,7 +111,7 @@ def test_bad_rows_are_skipped_and_listed_as_by_one_process(tmp_path):
     assert [bad.where.rpartition(":")[2] for bad in two.report.bad_rows] == ["4", "19"]
 
 
-def test_columns_that_can_not_be_sent_are_tokenized_here():
+def test_columns_that_can_not_be_sent_are_tokenized_here(in_threads):
     rows = [{"prompt": "q", "completion": " a", "extra": (lambda: 1) if n == 9 else n} for n in range(20)]
     assert stored(opened(SFTDataset, rows, 2)) == stored(opened(SFTDataset, rows, 1))
 

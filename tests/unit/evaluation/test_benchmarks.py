@@ -16,6 +16,7 @@ from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark
 from rlhf.evaluation.benchmarks.truthfulqa import read_truthfulqa
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import tiny
+from tests.unit.rewards.helpers import length
 
 HEADER = ["Type", "Category", "Question", "Best Answer", "Correct Answers", "Incorrect Answers", "Source"]
 
@@ -35,10 +36,6 @@ def questions(tmp_path):
         writer.writerow(["Adversarial", "Myths", "Do cows fly?", "No", "No; They do not", "Yes; Often", "web"])
         writer.writerow(["Non-Adversarial", "Food", 'Is "jam" food?', "Yes", "Yes", "No; Never; Who knows", "web"])
     return path
-
-
-def length_reward(prompts, completions, **columns):
-    return [float(len(text)) for text in completions]
 
 
 def test_the_right_one_shares_the_maximum_with_those_that_equal_it():
@@ -86,13 +83,13 @@ def test_a_reward_is_scored_from_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"id": "1", "prompt": "q", "chosen": ["long text"], "rejected": ["a", "b", "c"], "subset": "Focus"}
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "2", "chosen": [""]}) + "\n")
-    found = run_benchmark(length_reward, "reward-bench-2", tmp_path / "out", questions={"reward-bench-2": path})
+    found = run_benchmark(length, "reward-bench-2", tmp_path / "out", questions={"reward-bench-2": path})
     assert found["reward-bench-2"].scores["score"].value == 0.5
     written = json.loads((tmp_path / "out" / "reward-bench-2.json").read_text())
     assert [item["credit"] for item in written["items"]] == [1.0, 0.0]
     path.write_text(json.dumps({"id": "1"}))
     with pytest.raises(DataError, match=r"rows\.jsonl:1.*prompt"):
-        run_benchmark(length_reward, "reward-bench-2", questions={"reward-bench-2": path})
+        run_benchmark(length, "reward-bench-2", questions={"reward-bench-2": path})
 
 
 def test_truthfulqa_is_read_as_published(questions):

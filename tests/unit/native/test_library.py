@@ -197,6 +197,7 @@ VARIANTS = [
 """Each branch of the sources' #if: heads of no, an odd and an even number of vectors; without and with pairs, and tiles."""
 
 
+@pytest.mark.slow  # a second of the compiler for each
 @needs_compiler
 @pytest.mark.parametrize(("name", "macros"), VARIANTS, ids=str)
 def test_every_variant_compiles_without_a_warning(name, macros, tmp_path):

@@ -158,7 +158,9 @@ class KilledError(BaseException):
     """Not an Exception, as SIGKILL is none."""
 
 
-@pytest.mark.parametrize("kill_at", [3, 6, 9])
+@pytest.mark.parametrize(
+    "kill_at", [pytest.param(3, marks=pytest.mark.slow), 6, pytest.param(9, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_raises_the_same_alarms_as_an_uninterrupted_one(tmp_path, kill_at):
     hacking = {"action": "warn", **LOOKS, "length_gaming": {"window": 2}, "simple_spikes": "warn"}
     whole = build(tmp_path / "whole", hacking, judge=Disagrees())

@@ -89,14 +89,14 @@ def test_a_difference_within_every_template_is_found_though_templates_differ_mor
 def test_pairs_of_groups_are_corrected_for_their_number():
     """Of 6 equal groups, 15 pairs: at 5 % each, more than a third of such suites would show some difference."""
     rng, shown = np.random.default_rng(1), 0
-    for _ in range(60):
+    for _ in range(30):
         scores, units, groups = {}, {}, {}
         for template in range(12):
             for group in "abcdef":
                 item = f"{template}/{group}"
                 scores[item], units[item], groups[item] = [rng.normal()], str(template), group
         shown += any(pair.is_shown for pair in group_differences(scores, units, groups))
-    assert shown <= 8, "P(Bin(60, .05) > 8) = .2 %"
+    assert shown <= 5, "P(Bin(30, .05) > 5) = .3 %"
 
 
 def test_without_a_common_template_nothing_is_measured():
