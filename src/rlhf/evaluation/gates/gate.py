@@ -94,10 +94,12 @@ def _corrected(rulings: Mapping[str, Ruling], confidence: float) -> dict[str, Ru
 
 
 def _numbers(ruling: Ruling) -> str:
-    """`` (0.72 [0.68, 0.76])``; empty where there are none."""
-    found = ruling.evidence
-    numbers = [found.get("value", found.get("difference")), found.get("low"), found.get("high")]
-    return "" if None in numbers else " ({:.3g} [{:.3g}, {:.3g}])".format(*numbers)
+    """`` (0.72 [0.68, 0.76])``, or `` (difference +0.22 [+0.18, +0.26])``; empty where there are none."""
+    evidence = ruling.evidence
+    is_level = evidence.get("value") is not None
+    numbers = [evidence.get("value" if is_level else "difference"), evidence.get("low"), evidence.get("high")]
+    form = " ({:.3g} [{:.3g}, {:.3g}])" if is_level else " (difference {:+.3g} [{:+.3g}, {:+.3g}])"
+    return "" if None in numbers else form.format(*numbers)
 
 
 def _reason(decision: Decision, counted: Mapping[str, Ruling], measurements: Measurements) -> str:
