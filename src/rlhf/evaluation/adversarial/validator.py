@@ -16,7 +16,7 @@ from rlhf.evaluation.adversarial.drift import Drift, hidden_drift
 from rlhf.evaluation.adversarial.flaws import FLAWS, Asked, flaws_of
 from rlhf.evaluation.adversarial.perturbations import PERTURBATIONS, Perturbation
 from rlhf.evaluation.adversarial.probe_result import ProbeResult
-from rlhf.evaluation.adversarial.probes import PROBES, Probe
+from rlhf.evaluation.adversarial.probe_table import PROBES, Probe
 from rlhf.evaluation.intervals import Estimate, mean_interval, share_interval
 from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.suites.suite import Item, Suite, load_suite
