@@ -170,6 +170,23 @@ def test_the_second_turn_is_asked_after_the_first_answer(tmp_path, folder):
     assert found.items[0]["answers"] != found.items[0]["baseline_answers"], "each side has a seed of its own"
 
 
+def test_pairs_of_which_too_few_can_be_read_decide_nothing(tmp_path, folder):
+    from rlhf.config.policy import SamplingConfig
+
+    def judge(prompts, first, second):  # nothing about second turns
+        return [None if "Second question" in prompt else 1.0 for prompt in prompts]
+
+    found = run_benchmark(
+        str(folder), ["mt-bench-pairs"], questions={"mt-bench-pairs": questions(tmp_path)}, judge=judge, baseline=folder,
+        sampling=SamplingConfig(max_new_tokens=6),
+    )["mt-bench-pairs"]  # fmt: skip
+    score = found.scores["win_rate/turn_1"]
+    assert (score.value, math.isnan(score.low)) == (0.5, True)
+    assert "6 of 12" in found.undecided
+    assert found.undecided in score.reason
+    assert not found.scores["win_rate"].measured
+
+
 @pytest.mark.parametrize("row", [{"question_id": 1, "turns": ["one"]}, {"turns": ["a", "b"]}, [1]])
 def test_a_row_that_is_no_question_is_named(tmp_path, row):
     with pytest.raises(DataError, match=":1"):
