@@ -122,6 +122,9 @@ class PromptedJudgeConfig(JudgeBase):
     template: TextOrFile = "pairwise"
     """The prompt: a name of the library's, or a text file with `{prompt}`, `{first}` and `{second}`, whose last line the judge is told to
     end with one of [[A]], [[B]] and [[C]]."""
+    grade_template: TextOrFile = "grade"
+    """The same where single answers are graded (MT-Bench): a name, or a text file with `{prompt}` and `{answer}`, whose last line the judge
+    is told to end with its grade from 1 to 10 as [[5]]."""
     cache: str | None = None
     """File in which verdicts are kept, so that none is asked for twice; by default `verdicts.jsonl` next to the result."""
 

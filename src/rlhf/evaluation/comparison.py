@@ -28,6 +28,7 @@ from rlhf.evaluation.sequential_comparison import sequential_rate
 from rlhf.formatting import percentage
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.human_votes import HumanVotes
+from rlhf.rewards.pairwise.jury import Jury
 from rlhf.rewards.pairwise.votes import Pair, PairwiseJudge, Vote, digest, judge_hash
 
 SCHEMA = 1
@@ -78,6 +79,8 @@ class Comparison:
     """Pairs without an outcome, for one order or both have no verdict."""
     position: PositionBias | None
     """None for a judge to which the order can't matter."""
+    member_positions: Mapping[str, PositionBias]
+    """Member of a jury -> the same of its own verdicts; without members to which the order can't matter."""
     length: LengthControlled | None
     """The win rate at equal length; None where it was not asked for."""
     longer_won: Estimate
@@ -143,13 +146,15 @@ class Comparison:
             for member, times in self.silent_members.items()
         ]
         if self.position is not None and self.position.is_biased:
-            rate = self.position.first_rate
-            where = "first" if rate.value > 0.5 else "second"
             found.append(
-                f"The judge prefers the {where} place: the first one wins {percentage(rate.value)} [{percentage(rate.low)}, "
-                f"{percentage(rate.high)}] whoever stands there, and {percentage(self.position.consistent.value)} of pairs get the same "
-                "verdict in both orders. Both orders are asked, so neither system gains by it, but what is left to see is less."
+                f"The judge {self.position.preference}. Both orders are asked, so neither system gains by it, but what is left to see is "
+                "less."
             )
+        found += [
+            f"{member}, of the jury, {position.preference}."
+            for member, position in self.member_positions.items()
+            if position.is_biased
+        ]
         if self.length is not None and self.length.moved_far:
             found.append("At equal length the win rate moves so far that the fit is not to be trusted.")
         if self.correction is not None and self.correction.refusal:
@@ -170,6 +175,7 @@ class Comparison:
             "unparsed_reasons": dict(self.unparsed_reasons), "missing_pairs": self.missing_pairs,
             "silent_members": dict(self.silent_members),
             "position": None if self.position is None else self.position.to_dict(),
+            "member_positions": {name: each.to_dict() for name, each in self.member_positions.items()},
             "length_controlled": None if self.length is None else self.length.to_dict(),
             "longer_won": self.longer_won.to_dict(),
             "correction": None if self.correction is None else self.correction.to_dict(),
@@ -260,6 +266,7 @@ def compare_completions(
         silent_members=dict(Counter(member for vote in votes for member in vote.silent)),
         missing_pairs=int((~np.isfinite(y)).sum()),
         position=None if judge.symmetric else position_bias(verdicts, names, confidence),
+        member_positions=_member_positions(judge, verdicts, names, confidence),
         length=_at_equal_length(y, pairs, names, confidence) if length_control else None,
         longer_won=_longer_won(y, pairs, names, confidence),
         correction=correction,
@@ -273,17 +280,23 @@ def compare_completions(
     return _decided(comparison, known)
 
 
+def too_few_read(asked: int, unparsed: int) -> str:
+    """Why nothing is decided of a judge's verdicts, with the count; empty where enough of them can be read."""
+    if not asked or 1 - unparsed / asked >= MIN_PARSED:
+        return ""
+    return (
+        f"only {percentage(1 - unparsed / asked)} of the judge's verdicts can be read ({unparsed:,} of {asked:,} can't), and it takes "
+        f"{percentage(MIN_PARSED, 0)}: those that can may be a selection"
+    )
+
+
 def _decided(found: Comparison, outcomes: Array) -> Comparison:
     """With the verdict, and the price of one where there is none."""
     steps = sequential_rate(outcomes, confidence=found.confidence) if found.any_time and outcomes.size else None
     if steps is not None:
         found = replace(found, win_rate=steps.estimate)
     rate = found.decided_on
-    if found.asked and found.parse_rate < MIN_PARSED:
-        reason = (
-            f"only {percentage(found.parse_rate)} of the judge's verdicts can be read, and it takes {percentage(MIN_PARSED, 0)}: "
-            "those that can may be a selection"
-        )
+    if reason := too_few_read(found.asked, found.unparsed):
         return replace(found, reason=reason)
     if not rate.measured:
         return replace(found, reason=rate.reason)
@@ -330,6 +343,25 @@ def _asked(judge: PairwiseJudge, pairs: Sequence[Pair]) -> list[tuple[Vote, Vote
         half = len(open_pairs)
         both = iter([(vote, back.swapped()) for vote, back in zip(votes[:half], votes[half:], strict=True)])
     return [next(both) if (p.first, p.ended[0]) != (p.second, p.ended[1]) else None for p in pairs]
+
+
+def _member_positions(
+    judge: PairwiseJudge, verdicts: Sequence[tuple[Vote, Vote] | None], names: Sequence[str], confidence: float
+) -> dict[str, PositionBias]:
+    if not isinstance(judge, Jury):
+        return {}
+    found = {}
+    for place, (name, member) in enumerate(zip(judge.member_names, judge.members, strict=True)):
+        if not member.symmetric:
+            own = [
+                None if both is None else (_of_member(both[0], place), _of_member(both[1], place)) for both in verdicts
+            ]
+            found[name] = position_bias(own, names, confidence)
+    return found
+
+
+def _of_member(vote: Vote, place: int) -> Vote:
+    return replace(vote, first=vote.members[place])
 
 
 def _mean_of_orders(votes: tuple[Vote, Vote] | None) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlhf.evaluation.intervals import Array, Estimate, finite_or_none, share_interval
+from rlhf.formatting import percentage
 from rlhf.rewards.pairwise.votes import Vote
 
 
@@ -28,6 +29,16 @@ class PositionBias:
     def is_biased(self) -> bool:
         """Whether the interval of ``first_rate`` leaves out 1/2."""
         return self.first_rate.measured and not self.first_rate.low <= 0.5 <= self.first_rate.high
+
+    @property
+    def preference(self) -> str:
+        """The bias in words, without who has it."""
+        rate = self.first_rate
+        where = "first" if rate.value > 0.5 else "second"
+        return (
+            f"prefers the {where} place: the first one wins {percentage(rate.value)} [{percentage(rate.low)}, {percentage(rate.high)}] "
+            f"whoever stands there, and {percentage(self.consistent.value)} of pairs get the same verdict in both orders"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

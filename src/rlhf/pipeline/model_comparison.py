@@ -80,6 +80,7 @@ class ModelComparison:
             ("corrected by labels", found.correction.rate.estimate if found.correction and found.correction.rate else None),
             ("the first place won", found.position.first_rate if found.position is not None else None),
             ("same verdict in both orders", found.position.consistent if found.position is not None else None),
+            *((f"the first place won, by {name}", each.first_rate) for name, each in found.member_positions.items()),
             ("the longer one won", found.longer_won),
         ]  # fmt: skip
         lines = [

@@ -13,6 +13,7 @@ from rlhf.evaluation.comparison import MIN_PARSED, compare_completions
 from rlhf.evaluation.comparison_change import change_since
 from rlhf.evaluation.intervals import share_interval
 from rlhf.evaluation.sample_size import prompts_for_win_rate
+from rlhf.rewards.pairwise.function_judge import function_judge, longer
 from rlhf.rewards.pairwise.human_votes import HumanVotes
 from rlhf.rewards.pairwise.jury import Jury
 from rlhf.rewards.pairwise.votes import Vote
@@ -128,6 +129,42 @@ def test_a_member_of_a_jury_that_never_has_a_verdict_is_named():
     assert any("mute" in note for note in found.notes())
 
 
+def test_each_member_of_a_jury_has_its_own_position_bias():
+    # 16 prompts, a is better on 12. The first member always takes the first place, the second is honest, the third is honest and mute on 4
+    # prompts whenever a stands first, and a rule of length has no place at all.
+    n = 16
+    a, b = [f"{2 if i < 12 else 0}.{i:02d}" for i in range(n)], ["1"] * n
+    silent = set(a[:4])
+    always = Told(lambda first, second: 1.0, who="always")
+    honest = Told(by_number, who="honest")
+    partly = Told(lambda first, second: None if first in silent else by_number(first, second), who="partly")
+    always.name, honest.name, partly.name = "always", "honest", "partly"
+    jury = Jury([always, honest, partly, function_judge(longer, name="longer")])
+    found = quick([f"p{i}" for i in range(n)], a, b, jury)
+    assert set(found.member_positions) == {"always", "honest", "partly"}, "a judge of scores has no position"
+    rates = {name: each.first_rate for name, each in found.member_positions.items()}
+    assert {name: rate.value for name, rate in rates.items()} == {"always": 1.0, "honest": 0.5, "partly": 0.5}
+    assert {name: rate.n for name, rate in rates.items()} == {"always": n, "honest": n, "partly": n - 4}
+    assert found.member_positions["always"].consistent.value == 0.0
+    assert found.member_positions["honest"].consistent.value == 1.0
+    assert [name for name, each in found.member_positions.items() if each.is_biased] == ["always"]
+    assert not found.position.is_biased, "together they hide it"
+    notes = [note for note in found.notes() if "first place" in note]
+    assert len(notes) == 1
+    assert "always" in notes[0]
+    assert found.to_dict()["member_positions"]["always"]["is_biased"] is True
+
+
+def test_members_of_one_name_are_told_apart():
+    found = quick(["p"], ["2"], ["1"], Jury([Told(by_number), Told(lambda first, second: 1.0), Told(by_number)]))
+    assert list(found.member_positions) == ["told", "told (2)", "told (3)"]
+    assert found.member_positions["told (2)"].first_rate.value == 1.0
+
+
+def test_a_judge_that_is_no_jury_has_no_members():
+    assert quick(["p"], ["2"], ["1"], Told(by_number)).member_positions == {}
+
+
 def test_an_unparsed_verdict_is_no_tie_and_no_loss():  # trap 6
     # a wins 30 of 40; on the other 10 the judge says nothing that can be read whenever a stands first.
     n = 40
@@ -150,6 +187,7 @@ def test_too_few_readable_verdicts_decide_nothing(unread, known):
     assert found.parse_rate == pytest.approx(1 - unread / n)
     assert (found.verdict == "better") is known
     assert ("read" in found.reason) is not known
+    assert (f"{2 * unread} of 200" in found.reason) is not known
     assert MIN_PARSED == 0.95
 
 

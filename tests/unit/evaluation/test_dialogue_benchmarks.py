@@ -10,7 +10,8 @@ import pytest
 
 from rlhf.errors import DataError
 from rlhf.evaluation.benchmarks.arena_hard import arena_hard_scores
-from rlhf.evaluation.benchmarks.mt_bench import read_mt_bench, run_mt_bench
+from rlhf.evaluation.benchmarks.mt_bench import read_mt_bench
+from rlhf.evaluation.benchmarks.mt_bench_pairs import run_mt_bench_pairs
 from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark
 
 
@@ -147,9 +148,9 @@ def test_both_turns_are_asked_and_a_question_is_one_unit(tmp_path, folder):
         tmp_path / "reference.jsonl", [{"question_id": 81, "choices": [{"turns": ["It is 0.", "Still 0."]}]}]
     )
     found = run_benchmark(
-        str(folder), "mt-bench", tmp_path / "out", questions={"mt-bench": questions(tmp_path)}, judge=judge, baseline=folder,
+        str(folder), "mt-bench-pairs", tmp_path / "out", questions={"mt-bench-pairs": questions(tmp_path)}, judge=judge, baseline=folder,
         references=references, sampling=SamplingConfig(max_new_tokens=6),
-    )["mt-bench"]  # fmt: skip
+    )["mt-bench-pairs"]  # fmt: skip
     assert found.scores["win_rate"].n == 3
     assert {"win_rate/turn_1", "win_rate/turn_2", "win_rate/math", "win_rate/writing"} <= set(found.scores)
     assert all(len(item["answers"]) == 2 for item in found.items)
@@ -157,16 +158,33 @@ def test_both_turns_are_asked_and_a_question_is_one_unit(tmp_path, folder):
     assert second
     assert all("Answer to the second question" in text for _, text in second)
     assert any("Still 0." in prompt for prompt, _ in second)
-    assert (tmp_path / "out" / "mt-bench.json").is_file()
+    assert (tmp_path / "out" / "mt-bench-pairs.json").is_file()
 
 
 def test_the_second_turn_is_asked_after_the_first_answer(tmp_path, folder):
     from rlhf.models.policy import PolicyModel
 
     policy = PolicyModel.from_pretrained(str(folder))
-    found = run_mt_bench(policy, questions=questions(tmp_path, 2), judge="longer", baseline=policy, limit=1)
+    found = run_mt_bench_pairs(policy, questions=questions(tmp_path, 2), judge="longer", baseline=policy, limit=1)
     assert len(found.items) == 1
     assert found.items[0]["answers"] != found.items[0]["baseline_answers"], "each side has a seed of its own"
+
+
+def test_pairs_of_which_too_few_can_be_read_decide_nothing(tmp_path, folder):
+    from rlhf.config.policy import SamplingConfig
+
+    def judge(prompts, first, second):  # nothing about second turns
+        return [None if "Second question" in prompt else 1.0 for prompt in prompts]
+
+    found = run_benchmark(
+        str(folder), ["mt-bench-pairs"], questions={"mt-bench-pairs": questions(tmp_path)}, judge=judge, baseline=folder,
+        sampling=SamplingConfig(max_new_tokens=6),
+    )["mt-bench-pairs"]  # fmt: skip
+    score = found.scores["win_rate/turn_1"]
+    assert (score.value, math.isnan(score.low)) == (0.5, True)
+    assert "6 of 12" in found.undecided
+    assert found.undecided in score.reason
+    assert not found.scores["win_rate"].measured
 
 
 @pytest.mark.parametrize("row", [{"question_id": 1, "turns": ["one"]}, {"turns": ["a", "b"]}, [1]])

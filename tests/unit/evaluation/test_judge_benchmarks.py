@@ -12,7 +12,10 @@ import pytest
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.benchmarks.alpaca_eval import annotated_win_rate
 from rlhf.evaluation.benchmarks.benchmark_table import BENCHMARKS
+from rlhf.evaluation.benchmarks.judge_agreement import LABELERS
 from rlhf.evaluation.benchmarks.run_benchmark import OPENERS, run_benchmark
+from rlhf.rewards.pairwise.function_judge import function_judge
+from rlhf.rewards.pairwise.jury import Jury
 from tests.unit.rewards.pairwise.endpoint import judging, longer
 from tests.unit.rewards.servers import serving
 
@@ -76,6 +79,64 @@ def test_a_judge_that_prefers_the_first_place_is_exposed(tmp_path):
     assert any("first place" in note for note in found.notes)
 
 
+def test_a_jury_says_of_each_member_whether_it_prefers_a_place(tmp_path):
+    path = write(tmp_path / "d.json", [pair(f"a{'a' * n}", f"b{'b' * (n // 2)}", 1 + n % 2) for n in range(20)])
+
+    def first_place(prompts, first, second):
+        return [1.0] * len(prompts)
+
+    def second_place(prompts, first, second):
+        return [0.0] * len(prompts)
+
+    jury = Jury([function_judge(first_place, name="one"), function_judge(second_place, name="two")])
+    found = run_benchmark(jury, "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
+    assert found.scores["first_place_won"].value == 0.5, "together they show none"
+    assert found.scores["first_place_won/one"].low > 0.5 > found.scores["first_place_won/two"].high
+    assert sum("of the jury" in note for note in found.notes) == 2
+
+
+def partly(unread):
+    """The longer one is better, and nothing is said of pairs with an ``unread`` completion."""
+
+    def judge(prompts, first, second):
+        return [
+            None if {one, other} & unread else float(len(one) > len(other))
+            for one, other in zip(first, second, strict=True)
+        ]
+
+    return judge
+
+
+@pytest.mark.parametrize(("unread", "decided"), [(1, True), (2, False)])
+def test_a_score_of_too_few_readable_verdicts_is_shown_as_not_decided_with_the_count(tmp_path, unread, decided):
+    sides = [("a" * (n + 2), f"b{n}"[:1]) for n in range(20)]
+    path = write(tmp_path / "d.json", [pair(*both, 1) for both in sides])
+    judge = partly({first for first, _ in sides[:unread]})
+    found = run_benchmark(judge, "llmbar-natural", tmp_path / "out", questions={"llmbar-natural": path})[
+        "llmbar-natural"
+    ]
+    score, kept = found.scores["accuracy"], json.loads((tmp_path / "out" / "llmbar-natural.json").read_text())
+    assert score.value == 1.0, "the number is there"
+    assert math.isfinite(score.low) is decided
+    assert bool(found.undecided) is not decided
+    assert (f"{2 * unread} of 40" in score.reason) is not decided
+    assert ("not decided" in str(found)) is not decided
+    assert (kept["scores"]["accuracy"]["low"] is not None) is decided
+    assert bool(kept["undecided"]) is not decided
+
+
+def test_what_people_say_is_decided_without_the_judge(tmp_path):
+    rows = [
+        {"instruction": "i", "input": "", "response1": f"a{n}", "response2": "b"} | dict.fromkeys(LABELERS, 1)
+        for n in range(10)
+    ]
+    path = write(tmp_path / "t.json", rows)
+    found = run_benchmark(partly({"b"}), "pandalm", questions={"pandalm": path})["pandalm"]
+    assert found.undecided
+    assert not found.scores["accuracy"].measured
+    assert math.isfinite(found.scores["agreement_of_two_people"].low)
+
+
 def test_pandalm_by_hand(tmp_path):
     def row(first, second, *labels):
         return {"instruction": "i", "input": "", "response1": first, "response2": second} | {
@@ -119,6 +180,9 @@ def test_a_policy_is_judged_against_the_reference_answers(tmp_path):
     assert (tmp_path / "out" / "alpaca-eval.json").is_file()
     with pytest.raises(ConfigError, match="judge"):
         run_benchmark(policy, "alpaca-eval", **settings)
+    found = run_benchmark(policy, "alpaca-eval", judge=partly({"x" * 1000}), **settings)["alpaca-eval"]
+    assert found.scores["win_rate"].value == 1.0
+    assert "2 of 4" in found.scores["win_rate"].reason
 
 
 def annotations(n, *, length_effect, seed=0):

@@ -1,4 +1,4 @@
-"""A policy on a suite, as it is written and under every perturbation."""
+"""A policy on a suite, as it is written and under every perturbation, and what probes find."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rlhf.errors import DataError, look_up
 from rlhf.evaluation.adversarial.drift import Drift, hidden_drift
 from rlhf.evaluation.adversarial.flaws import FLAWS, Asked, flaws_of
 from rlhf.evaluation.adversarial.perturbations import PERTURBATIONS, Perturbation
+from rlhf.evaluation.adversarial.probe_result import ProbeResult
+from rlhf.evaluation.adversarial.probe_table import PROBES, Probe
 from rlhf.evaluation.intervals import Estimate, mean_interval, share_interval
 from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.suites.suite import Item, Suite, load_suite
@@ -66,10 +68,12 @@ class AdversarialReport:
     """Flaw -> share of those completions that have it."""
     flaw_samples: Mapping[str, Sequence[tuple[str, str]]]
     """Flaw -> (item, completion)."""
+    probes: Mapping[str, ProbeResult] = field(default_factory=dict)
+    """Probe -> what it found."""
     drift: Drift | None = None
     """Only a warning, it decides nothing."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Perturbation -> why it, or an item of it, has no score; the first is named."""
+    """Perturbation or probe -> why it, or an item of it, has no score; the first is named."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -81,6 +85,7 @@ class AdversarialReport:
             "quality": self.quality.to_dict() if self.quality else None,
             "flaws": dict(self.flaws),
             "flaw_samples": {name: [list(each) for each in samples] for name, samples in self.flaw_samples.items()},
+            "probes": {name: each.to_dict() for name, each in self.probes.items()},
             "drift": self.drift.to_dict() if self.drift else None,
             "missing": dict(self.missing),
         }
@@ -98,11 +103,12 @@ class AdversarialValidator:
     Args:
         suite: As of ``load_suite``.
         perturbations: Names of ``PERTURBATIONS``; by default all of them.
+        probes: Names of ``PROBES``; by default all of them, those missing that this model or suite can't be asked.
         seed: Of the noise, and of sampling.
         build_engine: What samples from a policy.
 
     Raises:
-        UnknownNameError: No perturbation has that name.
+        UnknownNameError: No perturbation or probe has that name.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class AdversarialValidator:
         suite: Suite | Mapping[str, Any] | str | Path,
         *,
         perturbations: Sequence[str] | None = None,
+        probes: Sequence[str] | None = None,
         seed: int = 0,
         build_engine: Callable[[PolicyModel], RolloutEngine] = LocalEngine,
     ) -> None:
@@ -117,6 +124,9 @@ class AdversarialValidator:
         names = list(PERTURBATIONS) if perturbations is None else list(perturbations)
         self.perturbations: dict[str, Perturbation] = {
             name: look_up(PERTURBATIONS, name, kind="perturbation") for name in names
+        }
+        self.probes: dict[str, Probe] = {
+            name: look_up(PROBES, name, kind="probe") for name in (PROBES if probes is None else probes)
         }
         self.seed = seed
         self.build_engine = build_engine
@@ -145,6 +155,12 @@ class AdversarialValidator:
             except DataError as err:  # as written the suite could be asked: this makes a prompt too long for the model
                 missing[name] = str(err)
         missing |= {name: f"item {i}: {why}" for name, run in runs.items() for i, why in [*run.missing.items()][:1]}
+        probed: dict[str, ProbeResult] = {}
+        for name, probe in self.probes.items():
+            try:
+                probed[name] = probe(policy, self.suite, seed=self.seed, build_engine=self.build_engine)
+            except DataError as err:
+                missing[name] = str(err)
         drift = None
         if reference is not None:
             other = reference if isinstance(reference, PolicyModel) else PolicyModel.from_pretrained(str(reference))
@@ -158,6 +174,7 @@ class AdversarialValidator:
             quality=quality,
             flaws=flaws,
             flaw_samples=samples,
+            probes=probed,
             drift=drift,
             missing=missing,
         )

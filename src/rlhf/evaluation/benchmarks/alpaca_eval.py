@@ -16,8 +16,8 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.datasets import GRPODataset
 from rlhf.errors import DataError
 from rlhf.evaluation.benchmarks.judge_agreement import read_json_rows
-from rlhf.evaluation.benchmarks.results import BenchmarkResult
-from rlhf.evaluation.comparison import compare_completions
+from rlhf.evaluation.benchmarks.results import BenchmarkResult, not_decided
+from rlhf.evaluation.comparison import compare_completions, too_few_read
 from rlhf.evaluation.ratings.style_control import LengthControlled, length_controlled_win_rate
 from rlhf.evaluation.sampled_completions import sample_completions
 from rlhf.files import sha256
@@ -70,12 +70,15 @@ def run_alpaca_eval(
         ended_a=[not answer.truncated for answer in answers], clusters=list(range(len(rows))),
     )  # fmt: skip
     assert found.length is not None
+    undecided = too_few_read(found.asked, found.unparsed)
+    scores = {"win_rate": found.win_rate, "length_controlled_win_rate": found.length.rate}
     return BenchmarkResult(
         name=NAME,
-        scores={"win_rate": found.win_rate, "length_controlled_win_rate": found.length.rate},
+        undecided=undecided,
+        scores=not_decided(scores, undecided),
         settings={
-            "questions": str(questions), "sha256": sha256(questions), "judge": dict(found.judge), "unparsed": found.unparsed,
-            "seed": seed, "sampling": (sampling or SamplingConfig()).model_dump(),
+            "questions": str(questions), "sha256": sha256(questions), "judge": dict(found.judge), "asked": found.asked,
+            "unparsed": found.unparsed, "seed": seed, "sampling": (sampling or SamplingConfig()).model_dump(),
         },
         items=[
             {"id": str(number), "score": value, "answer": answer.text}

@@ -37,9 +37,15 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "mt-bench": Benchmark(
         runs="mt_bench:run_mt_bench",
+        needs=("questions", "judge"),
+        file="mt_bench/question.jsonl",
+        about="80 questions of two turns, graded from 1 to 10 by a judge",
+    ),
+    "mt-bench-pairs": Benchmark(
+        runs="mt_bench_pairs:run_mt_bench_pairs",
         needs=("questions", "judge", "baseline"),
         file="mt_bench/question.jsonl",
-        about="80 questions of two turns, against a baseline, by a judge of pairs",
+        about="the same questions, against a baseline, by a judge of pairs",
     ),
     "alpaca-eval": Benchmark(
         runs="alpaca_eval:run_alpaca_eval",

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from rlhf.errors import DataError
-from rlhf.evaluation.benchmarks.results import BenchmarkResult
-from rlhf.evaluation.comparison import Comparison, compare_completions
+from rlhf.evaluation.benchmarks.results import BenchmarkResult, not_decided
+from rlhf.evaluation.comparison import Comparison, compare_completions, too_few_read
 from rlhf.evaluation.intervals import Estimate, share_interval
 from rlhf.files import sha256
 from rlhf.rewards.pairwise.votes import PairwiseJudge
@@ -91,9 +91,8 @@ def run_pandalm(
     scores = {
         "accuracy": _share([hit for hit in right if hit is not None]),
         "accuracy_where_people_prefer_one": _share(decided),
-        "agreement_of_two_people": _share(alike),
     }
-    return _result("pandalm", questions, found, scores, right)
+    return _result("pandalm", questions, found, scores, right, people={"agreement_of_two_people": _share(alike)})
 
 
 def _share(values: Sequence[float]) -> Estimate:
@@ -101,12 +100,30 @@ def _share(values: Sequence[float]) -> Estimate:
 
 
 def _result(
+<<<<<<< HEAD
     name: str, path: Path | str, comparison: Comparison, scores: Mapping[str, Estimate], items: Sequence[float | None]
 ) -> BenchmarkResult:
     position = comparison.position.first_rate if comparison.position is not None else None
+=======
+    name: str,
+    path: Path | str,
+    found: Comparison,
+    scores: Mapping[str, Estimate],
+    items: Sequence[float | None],
+    *,
+    people: Mapping[str, Estimate] | None = None,
+) -> BenchmarkResult:
+    """With what is of people and needs no verdict; only the judge's own numbers wait for enough of them."""
+    undecided = too_few_read(found.asked, found.unparsed)
+    own = dict(scores)
+    if found.position is not None:
+        own["first_place_won"] = found.position.first_rate
+    own |= {f"first_place_won/{member}": each.first_rate for member, each in found.member_positions.items()}
+>>>>>>> h-judges
     return BenchmarkResult(
         name=name,
-        scores={**scores, **({"first_place_won": position} if position is not None else {})},
+        undecided=undecided,
+        scores={**not_decided(own, undecided), **(people or {})},
         settings={
             "questions": str(path), "sha256": sha256(path), "judge": dict(comparison.judge), "asked": comparison.asked,
             "unparsed": comparison.unparsed,

@@ -101,17 +101,19 @@ def _function(known: Benchmark) -> Callable[..., BenchmarkResult]:
 
 def _check_settings(settings: Mapping[str, Any], runs: Iterable[Callable[..., Any]]) -> None:
     """Refuse what none of the benchmarks takes."""
-    takes = {
-        name
-        for run in runs
-        for name, parameter in inspect.signature(run).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    takes = {name for run in runs for name in _taken(run)}
     for name in settings:
         if name not in takes:
+            others = [other for other, known in BENCHMARKS.items() if name in _taken(_function(known))]
             raise ConfigError(
                 f"None of these benchmarks takes {name}.{did_you_mean(name, takes)} Known: {', '.join(sorted(takes))}."
+                + (f" Benchmarks that take {name}: {', '.join(others)}." if others else "")
             )
+
+
+def _taken(run: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(run).parameters.items()
+    return [name for name, parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def _question_file(name: str, known: Benchmark, questions: Mapping[str, Path | str]) -> Path:

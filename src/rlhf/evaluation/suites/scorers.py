@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlhf.config.suites import ChoicesScorer, RefusalScorer, SuiteConfig
-from rlhf.data.contracts import Prompt
+from rlhf.data.contracts import Prompt, Text
 from rlhf.errors import DataError
 from rlhf.evaluation.metrics.refusal import is_refusal, refusal_pattern
 from rlhf.evaluation.suites.suite import Item, Suite
@@ -92,15 +92,13 @@ def score_choices(policy: PolicyModel, suite: Suite) -> list[float]:
     """
     scorer = suite.config.scorer
     assert isinstance(scorer, ChoicesScorer)
-    parsed = [_choices(suite, item) for item in suite.items]
+    parsed = [item_choices(suite, item) for item in suite.items]
     prompts = [item.prompt for item, (choices, _) in zip(suite.items, parsed, strict=True) for _ in choices]
     texts = [choice for choices, _ in parsed for choice in choices]
-    eos = policy.tokenizer.eos_token_id is not None
     totals, lengths = [], []
-    for logprobs, text in zip(policy.logprobs(prompts, texts), texts, strict=True):
-        own = logprobs[:-1] if eos and len(logprobs) > 1 else logprobs
-        totals.append(float(own.double().sum()))
-        lengths.append({"none": 1, "bytes": max(1, len(text.encode())), "tokens": len(own)}[scorer.normalize])
+    for (total, num_tokens), text in zip(sequence_logprobs(policy, prompts, texts), texts, strict=True):
+        totals.append(total)
+        lengths.append({"none": 1, "bytes": max(1, len(text.encode())), "tokens": num_tokens}[scorer.normalize])
     scores, at = [], 0
     for choices, right in parsed:
         part = np.array(totals[at : at + len(choices)])
@@ -110,6 +108,13 @@ def score_choices(policy: PolicyModel, suite: Suite) -> list[float]:
     return scores
 
 
+def sequence_logprobs(policy: PolicyModel, prompts: Sequence[Text], texts: Sequence[str]) -> list[tuple[float, int]]:
+    """[n] the summed log-probability of each text after its prompt, nats, the end of the text left out, and over how many tokens."""
+    eos = policy.tokenizer.eos_token_id is not None
+    own = [part[:-1] if eos and len(part) > 1 else part for part in policy.logprobs(prompts, texts)]
+    return [(float(part.double().sum()), len(part)) for part in own]
+
+
 def choice_credit(likelihoods: Any, right: Sequence[int]) -> float:
     """Share of right choices among those at the maximum.
 
@@ -117,9 +122,17 @@ def choice_credit(likelihoods: Any, right: Sequence[int]) -> float:
         likelihoods: [c].
         right: Places of right choices.
     """
+    return float(np.isin(best_choices(likelihoods), list(right)).mean())
+
+
+def best_choices(likelihoods: Any) -> list[int]:
+    """Places of the maximum; several where they are equal but for rounding.
+
+    Args:
+        likelihoods: [c].
+    """
     values = np.asarray(likelihoods, dtype=np.float64)
-    best = np.flatnonzero(values >= values.max() - 1e-9 * max(1.0, abs(values.max())))
-    return float(np.isin(best, list(right)).mean())
+    return [int(place) for place in np.flatnonzero(values >= values.max() - 1e-9 * max(1.0, abs(values.max())))]
 
 
 def probability_mass(logprobs: Any, right: Sequence[int]) -> float:
@@ -134,7 +147,12 @@ def probability_mass(logprobs: Any, right: Sequence[int]) -> float:
     return float(weights[list(right)].sum() / weights.sum())
 
 
-def _choices(suite: Suite, item: Item) -> tuple[list[str], list[int]]:
+def item_choices(suite: Suite, item: Item) -> tuple[list[str], list[int]]:
+    """An item's choices, and the places of right ones.
+
+    Raises:
+        DataError: It has no choices or no right one; names it.
+    """
     at = f"The suite {suite.name}, item {item.id}"
     choices, answer = item.columns.get("choices"), item.columns.get("answer")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):

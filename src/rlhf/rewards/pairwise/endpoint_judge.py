@@ -14,7 +14,7 @@ from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.background import run_async
 from rlhf.rewards.pairwise.spending import Spending
-from rlhf.rewards.pairwise.templates import JudgeTemplate, as_text, load_template, read_verdict
+from rlhf.rewards.pairwise.templates import JudgeTemplate, as_text, load_template
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote
 from rlhf.rewards.service import filled_header
 from rlhf.rewards.service_calls import Caller, Later, Patience, Request
@@ -34,6 +34,7 @@ class EndpointJudge:
 
     Args:
         config: Where it is, and what it may cost.
+        template: What it is asked, in place of the settings' own.
 
     Raises:
         ConfigError: The environment variable of the key is not set, or there is no such template.
@@ -41,10 +42,10 @@ class EndpointJudge:
 
     symmetric = False
 
-    def __init__(self, config: EndpointJudgeConfig) -> None:
+    def __init__(self, config: EndpointJudgeConfig, template: JudgeTemplate | None = None) -> None:
         self.config = config
         self.name = config.name or config.model
-        self.template: JudgeTemplate = load_template(config.template)
+        self.template: JudgeTemplate = template or load_template(config.template)
         self.spending = Spending(
             input_price=config.input_price or 0.0, output_price=config.output_price or 0.0, limit=config.max_cost
         )
@@ -79,6 +80,10 @@ class EndpointJudge:
             advice="Fix the endpoint or its settings; then the same command asks for the rest.",
             seconds_between=60 / config.requests_per_minute if config.requests_per_minute else 0.0,
         )  # fmt: skip
+
+    def grading(self) -> EndpointJudge:
+        """The same, asked for grades of single answers."""
+        return EndpointJudge(self.config, load_template(self.config.grade_template, grades=True))
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``.
@@ -146,7 +151,7 @@ class EndpointJudge:
 
         return Request(
             body=json.dumps(body, ensure_ascii=True).encode(),
-            about=f"two completions of {as_text(pair.prompt)[:60]!r}",
+            about=f"{self.template.shows} of {as_text(pair.prompt)[:60]!r}",
             read=read,
             declined=declined,
         )
@@ -178,7 +183,7 @@ class EndpointJudge:
                 f"its answer is no chat completion with choices[0].message: {shown(json.dumps(found)[:300])!r}"
             ) from None
         cost = self.spending.of(found.get("usage"), most)
-        return read_verdict(said, cut=choice.get("finish_reason") == "length", cost=cost)
+        return self.template.read(said, cut=choice.get("finish_reason") == "length", cost=cost)
 
 
 def _text_of(content: Any) -> str:

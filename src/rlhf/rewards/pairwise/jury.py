@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rlhf.config.judges import JuryJudgeConfig
+from rlhf.rewards.pairwise.grades import grading_judge
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, told
 
 
@@ -32,9 +33,14 @@ class Jury:
         self.combine = combine
         self.name = name or f"jury of {', '.join(member.name for member in members)}"
         self.symmetric = all(member.symmetric for member in members)
+        self.member_names = _told_apart([member.name for member in members])
         self.identity: Mapping[str, Any] = {
             "type": "jury", "combine": combine, "members": [dict(member.identity) for member in members]
         }  # fmt: skip
+
+    def grading(self) -> Jury:
+        """The same members, asked for grades, whose mean is the jury's."""
+        return Jury([grading_judge(member) for member in self.members], combine="mean", name=self.name)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``."""
@@ -44,14 +50,15 @@ class Jury:
     def _together(self, votes: Sequence[Vote]) -> Vote:
         outcomes = [vote.first for vote in votes if vote.first is not None]
         said = "; ".join(
-            f"{member.name}: {vote.reason if vote.first is None else f'{vote.first:g}'}"
-            for member, vote in zip(self.members, votes, strict=True)
+            f"{name}: {vote.reason if vote.first is None else f'{vote.first:g}'}"
+            for name, vote in zip(self.member_names, votes, strict=True)
         )
         vote = Vote(
             first=None,
             said=said,
             cost=sum(each.cost for each in votes),
-            silent=tuple(member.name for member, each in zip(self.members, votes, strict=True) if each.first is None),
+            members=tuple(each.first for each in votes),
+            silent=tuple(name for name, each in zip(self.member_names, votes, strict=True) if each.first is None),
         )
         if 2 * len(outcomes) <= len(votes):
             return replace(vote, reason=f"{len(outcomes)} of {len(votes)} members have a verdict")
@@ -61,6 +68,11 @@ class Jury:
             if 2 * sum(abs(outcome - winner) < 0.5 for outcome in outcomes) > len(outcomes):
                 return replace(vote, first=winner)
         return replace(vote, first=0.5)
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Names, the second of equal ones with its place in the jury."""
+    return [name if name not in names[:place] else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
 def build_jury(config: JuryJudgeConfig, members: Sequence[PairwiseJudge]) -> Jury:

@@ -11,7 +11,7 @@ from rlhf.data.datasets import GRPODataset
 from rlhf.models.score import base_model, context_length
 from rlhf.rewards.model_reward import model_folder
 from rlhf.rewards.pairwise.model_identity import model_identity
-from rlhf.rewards.pairwise.templates import load_template, read_verdict
+from rlhf.rewards.pairwise.templates import JudgeTemplate, load_template
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote
 
 if TYPE_CHECKING:
@@ -25,19 +25,24 @@ class LocalJudge:
 
     Args:
         config: Which model, and how it is asked.
+        template: What it is asked, in place of the settings' own.
     """
 
     symmetric = False
 
-    def __init__(self, config: LocalJudgeConfig) -> None:
+    def __init__(self, config: LocalJudgeConfig, template: JudgeTemplate | None = None) -> None:
         self.config = config
         self.folder = model_folder(config.path)
         self.name = config.name or f"model {config.path}"
-        self.template = load_template(config.template)
+        self.template = template or load_template(config.template)
         self.identity: Mapping[str, Any] = {
             "type": "local", **model_identity(self.folder), "temperature": config.temperature, "max_tokens": config.max_tokens,
             "template": self.template.identity,
         }  # fmt: skip
+
+    def grading(self) -> LocalJudge:
+        """The same, asked for grades of single answers."""
+        return LocalJudge(self.config, load_template(self.config.grade_template, grades=True))
 
     @cached_property
     def model(self) -> PolicyModel:
@@ -61,7 +66,7 @@ class LocalJudge:
             for _, fits in asked:
                 if fits:
                     (answer,) = next(answers)
-                    found.append(read_verdict(answer.text, cut=answer.truncated))
+                    found.append(self.template.read(answer.text, cut=answer.truncated))
                 else:
                     why = f"prompt, completions and max_tokens ({self.config.max_tokens}) are longer than the model's context ({self._context})"
                     found.append(Vote(first=None, reason=why))

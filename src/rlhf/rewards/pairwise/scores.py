@@ -10,7 +10,7 @@ from typing import Any
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.rewards.functions import FunctionReward
-from rlhf.rewards.pairwise.templates import as_text
+from rlhf.rewards.pairwise.templates import HIGHEST_GRADE, LOWEST_GRADE, as_text
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote, told
 from rlhf.rewards.types import Scorer, TextCompletion, ask_scorer
 
@@ -47,24 +47,28 @@ class ScoreJudge:
             raise ConfigError(f"The tie band is {tie_band}; give 0 or more, in units of the judge's score.")
         return ScoreJudge(self.scorer, identity=self.identity, tie_band=tie_band, name=self.name)
 
+    def grading(self) -> ScoreGrades:
+        """Its scores as grades.
+
+        Raises:
+            ConfigError: It is a reward model, whose scores have no scale.
+        """
+        if self.identity.get("type") == "reward_model":
+            raise ConfigError(f"The judge {self.name} is a reward model: its scores have no scale and are no grades.")
+        return ScoreGrades(self)
+
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``.
 
         Raises:
             RewardError: A completion has no score, where the scorer was not built to report that.
         """
-        prompts = [
-            Prompt(
-                f"number {place}", [], as_text(pair.prompt),
-                messages=None if isinstance(pair.prompt, str) else list(pair.prompt), columns=dict(pair.columns),
-            )
-            for place, pair in enumerate(pairs)
-        ]  # fmt: skip
-        first = self._scores(prompts, [TextCompletion(pair.first, not pair.ended[0]) for pair in pairs])
-        second = self._scores(prompts, [TextCompletion(pair.second, not pair.ended[1]) for pair in pairs])
+        prompts = _prompts(pairs)
+        first = self.scores(prompts, [TextCompletion(pair.first, not pair.ended[0]) for pair in pairs])
+        second = self.scores(prompts, [TextCompletion(pair.second, not pair.ended[1]) for pair in pairs])
         return told([self._vote(*both) for both in zip(first, second, strict=True)], on_vote)
 
-    def _scores(self, prompts: Sequence[Prompt], completions: Sequence[TextCompletion]) -> list[tuple[float, str]]:
+    def scores(self, prompts: Sequence[Prompt], completions: Sequence[TextCompletion]) -> list[tuple[float, str]]:
         """Score, or NaN and why."""
         found: list[tuple[float, str]] = []
         for start in range(0, len(prompts), SCORES_AT_ONCE):
@@ -80,6 +84,46 @@ class ScoreJudge:
         if abs(difference) <= self.tie_band:
             return Vote(first=0.5, said=f"{first[0]:.6g} to {second[0]:.6g}")
         return Vote(first=1.0 if difference > 0 else 0.0, said=f"{first[0]:.6g} to {second[0]:.6g}")
+
+
+class ScoreGrades:
+    """Scores of first completions as grades: one out of 1 to 10 is no grade, and missing.
+
+    Args:
+        judge: Whose scores.
+    """
+
+    symmetric = True
+
+    def __init__(self, judge: ScoreJudge) -> None:
+        self.judge = judge
+        self.name = judge.name
+        self.identity: Mapping[str, Any] = {**judge.identity, "grades": True}
+
+    def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
+        """A grade of the first completion of each pair, as ``Vote.first``.
+
+        Raises:
+            RewardError: A completion has no score, where the scorer was not built to report that.
+        """
+        said = [TextCompletion(pair.first, not pair.ended[0]) for pair in pairs]
+        return told([self._grade(*found) for found in self.judge.scores(_prompts(pairs), said)], on_vote)
+
+    def _grade(self, score: float, why: str) -> Vote:
+        if LOWEST_GRADE <= score <= HIGHEST_GRADE:
+            return Vote(first=score)
+        outside = f"{score:g} is no grade from {LOWEST_GRADE:g} to {HIGHEST_GRADE:g}"
+        return Vote(first=None, reason=why or ("a score is not finite" if math.isnan(score) else outside))
+
+
+def _prompts(pairs: Sequence[Pair]) -> list[Prompt]:
+    return [
+        Prompt(
+            f"number {place}", [], as_text(pair.prompt),
+            messages=None if isinstance(pair.prompt, str) else list(pair.prompt), columns=dict(pair.columns),
+        )
+        for place, pair in enumerate(pairs)
+    ]  # fmt: skip
 
 
 def scorer_of(

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf.errors import DataError, RunBusyError
 from rlhf.files import fsync, make_folder, storage_errors
+from rlhf.rewards.pairwise.grades import grading_judge
 from rlhf.rewards.pairwise.spending import Spending
 from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, digest, judge_hash
@@ -50,6 +51,10 @@ class CachedJudge:
     def symmetric(self) -> bool:
         """As of the judge."""
         return self.judge.symmetric
+
+    def grading(self) -> CachedJudge:
+        """The judge that is asked for grades, with the same file."""
+        return CachedJudge(grading_judge(self.judge), self.path)
 
     def key(self, pair: Pair) -> str:
         """Of a pair in this order."""

@@ -39,7 +39,8 @@ class Vote:
     """A verdict on one pair in one order."""
 
     first: float | None
-    """1 where the first is better, 0 where the second is, 1/2 for a tie, or between; None where there is no verdict."""
+    """1 where the first is better, 0 where the second is, 1/2 for a tie, or between; of a judge that grades single answers the grade of the
+    first, from 1 to 10. None where there is none."""
     said: str = ""
     """The judge's own words."""
     reason: str = ""
@@ -48,10 +49,16 @@ class Vote:
     """Dollars."""
     silent: tuple[str, ...] = ()
     """Members of a jury that had no verdict."""
+    members: tuple[float | None, ...] = ()
+    """What each member of a jury said, in the jury's order, as ``first``."""
 
     def swapped(self) -> Vote:
         """The same verdict on the pair in the other order."""
-        return replace(self, first=None if self.first is None else 1 - self.first)
+        return replace(self, first=_turned(self.first), members=tuple(map(_turned, self.members)))
+
+
+def _turned(outcome: float | None) -> float | None:
+    return None if outcome is None else 1 - outcome
 
 
 OnVote = Callable[[int, Vote], None]

@@ -126,7 +126,8 @@ def test_a_perturbation_that_makes_prompts_too_long_is_missing_and_the_others_ar
             return [[completion(prompt.id, 0, "yes")] for prompt in prompts]
 
     names = ["padding", "uppercase"]
-    report = AdversarialValidator(SUITE, perturbations=names, build_engine=lambda policy: Short()).validate(policies[0])
+    validator = AdversarialValidator(SUITE, perturbations=names, probes=[], build_engine=lambda policy: Short())
+    report = validator.validate(policies[0])
     assert report.missing == {"padding": "a prompt is too long"}
     assert set(report.perturbed) == {"uppercase"}
 

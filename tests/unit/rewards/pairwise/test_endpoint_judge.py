@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -163,10 +164,14 @@ def test_without_usage_a_request_is_taken_to_cost_the_most_that_it_can():
 
 def test_a_rate_limit_spaces_requests():
     with serving(judging(longer), path=PATH) as service:
-        judge_at(service.url, requests_per_minute=600, concurrency=4).votes(pairs(5))
-    gaps = [later - earlier for earlier, later in zip(service.at, service.at[1:], strict=False)]
-    assert service.at[-1] - service.at[0] >= 0.39
-    assert min(gaps) > 0.05
+        judge_at(service.url).votes(
+            pairs(1)
+        )  # the first request of a process takes long enough to hide a missing limit
+        judge = judge_at(service.url, requests_per_minute=600, concurrency=4)
+        began = time.monotonic()
+        judge.votes(pairs(5))
+    # Beginnings are spaced; a busy machine can only make a request arrive later than it began.
+    assert all(at - began >= 0.1 * place - 0.01 for place, at in enumerate(service.at[1:]))
 
 
 def test_whatever_decides_verdicts_decides_its_hash(tmp_path):  # trap 24

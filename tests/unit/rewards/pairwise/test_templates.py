@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf.errors import ConfigError
-from rlhf.rewards.pairwise.templates import TEMPLATES, load_template, read_verdict
+from rlhf.rewards.pairwise.templates import GRADE_TEMPLATES, TEMPLATES, load_template, read_grade, read_verdict
 from rlhf.rewards.pairwise.votes import Pair
 
 
@@ -44,6 +44,50 @@ def test_anything_else_is_unparsed_and_neither_a_tie_nor_a_loss(said):  # trap 6
 
 def test_an_answer_that_was_cut_is_unparsed_even_if_its_last_line_holds_a_mark():
     assert read_verdict("If so then [[A]]", cut=True).first is None
+
+
+@pytest.mark.parametrize(
+    ("said", "grade"),
+    [("Good.\n[[7]]", 7.0), ("[[1]]", 1.0), ("Rating: [[10]]", 10.0), ("[[ 7.5 ]]", 7.5), ("At first [[2]].\n[[3]] [[3]]", 3.0)],
+)  # fmt: skip
+def test_the_one_number_of_the_last_line_is_the_grade(said, grade):
+    assert read_grade(said).first == grade
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "7",
+        "[7]",
+        "[[7/10]]",
+        "[[0]]",
+        "[[0.9]]",
+        "[[10.1]]",
+        "[[11]]",
+        "[[-5]]",
+        "[[1e1]]",
+        "[[nan]]",
+        "[[seven]]",
+        "[[\u0667]]",  # a seven of another script
+        "[[A]]",
+        "[[rating]]",
+        "[[5]] to [[6]]",
+        "[[7]]\nI hope this helps!",
+        "",
+    ],
+)
+def test_anything_else_is_no_grade(said):  # trap 6
+    vote = read_grade(said)
+    assert vote.first is None
+    assert vote.reason
+    assert read_grade("[[7]]", cut=True).first is None
+
+
+def test_the_template_of_grades_shows_one_answer():
+    filled = GRADE_TEMPLATES["grade"].filled(Pair(prompt="Say {answer}", first="{prompt}", second="not this"))
+    assert "Say {answer}" in filled
+    assert "{prompt}" in filled
+    assert "not this" not in filled
 
 
 def test_texts_that_look_like_places_are_left_alone():
