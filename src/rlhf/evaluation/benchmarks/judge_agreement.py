@@ -100,26 +100,20 @@ def _share(values: Sequence[float]) -> Estimate:
 
 
 def _result(
-<<<<<<< HEAD
-    name: str, path: Path | str, comparison: Comparison, scores: Mapping[str, Estimate], items: Sequence[float | None]
-) -> BenchmarkResult:
-    position = comparison.position.first_rate if comparison.position is not None else None
-=======
     name: str,
     path: Path | str,
-    found: Comparison,
+    comparison: Comparison,
     scores: Mapping[str, Estimate],
     items: Sequence[float | None],
     *,
     people: Mapping[str, Estimate] | None = None,
 ) -> BenchmarkResult:
     """With what is of people and needs no verdict; only the judge's own numbers wait for enough of them."""
-    undecided = too_few_read(found.asked, found.unparsed)
+    undecided = too_few_read(comparison.asked, comparison.unparsed)
     own = dict(scores)
-    if found.position is not None:
-        own["first_place_won"] = found.position.first_rate
-    own |= {f"first_place_won/{member}": each.first_rate for member, each in found.member_positions.items()}
->>>>>>> h-judges
+    if comparison.position is not None:
+        own["first_place_won"] = comparison.position.first_rate
+    own |= {f"first_place_won/{member}": each.first_rate for member, each in comparison.member_positions.items()}
     return BenchmarkResult(
         name=name,
         undecided=undecided,
