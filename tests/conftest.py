@@ -79,7 +79,7 @@ def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
 
     Which calls are made, and in which order, is what ``tests/fixtures/crash.py`` takes down.
     """
-    from rlhf.feedback.store import database
+    from rlhf.store import database
 
     set_aside = {"fsync": os.fsync, "synchronous": database.SYNCHRONOUS}
     with pytest.MonkeyPatch.context() as patch:

@@ -37,12 +37,12 @@ import httpx2
 import numpy as np
 import sqlalchemy as sa
 
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
-from rlhf.feedback.store.database import reading
-from rlhf.feedback.store.tables import AnnotatorRow, AssignmentRow, JudgmentRow
-from rlhf.feedback.web import WebSettings, invitation_link
-from rlhf.feedback.web.server_settings import key_file, signing_key
 from rlhf.files import write_text
+from rlhf.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.store.database import reading
+from rlhf.store.tables import AnnotatorRow, AssignmentRow, JudgmentRow
+from rlhf.web import WebSettings, invitation_link
+from rlhf.web.server_settings import key_file, signing_key
 
 OVERLAP = 2
 START_SECONDS = 60.0

@@ -15,11 +15,11 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from rlhf.config.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.exchange.argilla import write_argilla
 from rlhf.feedback.exchange.label_studio import write_label_studio
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 
 PACKAGES = ("label-studio-sdk==2.1.2", "argilla==2.8.0")
 ENVIRONMENT = Path(tempfile.gettempdir()) / "rlhf-check-formats"

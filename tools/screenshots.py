@@ -23,8 +23,9 @@ import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from rlhf.feedback.store import PreferenceStore, Response, Task, TaskKind
-from rlhf.feedback.web import WebSettings, create_annotation_app, invitation_link
+from rlhf.feedback.web import create_annotation_app
+from rlhf.store import PreferenceStore, Response, Task, TaskKind
+from rlhf.web import WebSettings, invitation_link
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")

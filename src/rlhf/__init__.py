@@ -16,6 +16,8 @@ from rlhf.version import __version__
 if TYPE_CHECKING:  # the same names for type checkers and editors, which can't follow the table below
     from rlhf.config.base import BaseConfig as BaseConfig
     from rlhf.config.grpo_settings import GRPOConfig as GRPOConfig
+    from rlhf.config.guidelines import STANDARD_GUIDELINES as STANDARD_GUIDELINES
+    from rlhf.config.guidelines import AnnotationGuideline as AnnotationGuideline
     from rlhf.config.merging import MergeConfig as MergeConfig
     from rlhf.config.methods.rloo import RLOOConfig as RLOOConfig
     from rlhf.config.model import LoRAConfig as LoRAConfig
@@ -57,15 +59,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.evaluation.suites.capability import CapabilityTester as CapabilityTester
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
     from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
-    from rlhf.feedback.guidelines import STANDARD_GUIDELINES as STANDARD_GUIDELINES
-    from rlhf.feedback.guidelines import AnnotationGuideline as AnnotationGuideline
     from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.planning import DATASET_GUIDELINES as DATASET_GUIDELINES
     from rlhf.feedback.planning import DatasetSizeGuidelines as DatasetSizeGuidelines
     from rlhf.feedback.planning import estimate_annotation_cost as estimate_annotation_cost
     from rlhf.feedback.quality import AnnotatorQualityControl as AnnotatorQualityControl
-    from rlhf.feedback.store.store import PreferenceStore as PreferenceStore
-    from rlhf.feedback.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
     from rlhf.merging.interpolation import layer_wise_interpolation as layer_wise_interpolation
     from rlhf.merging.merger import ModelMerger as ModelMerger
     from rlhf.merging.soup import ModelSoup as ModelSoup
@@ -91,6 +89,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
+    from rlhf.store.store import PreferenceStore as PreferenceStore
+    from rlhf.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
     from rlhf.training.algorithm_table import ALGORITHMS as ALGORITHMS
     from rlhf.training.checkpoint import CheckpointManager as CheckpointManager
     from rlhf.training.console import setup_logging as setup_logging
@@ -123,7 +123,7 @@ PUBLIC: dict[str, str] = {
     "ALGORITHMS": "rlhf.training.algorithm_table:ALGORITHMS",
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "AdversarialValidator": "rlhf.evaluation.adversarial.validator:AdversarialValidator",
-    "AnnotationGuideline": "rlhf.feedback.guidelines:AnnotationGuideline",
+    "AnnotationGuideline": "rlhf.config.guidelines:AnnotationGuideline",
     "AnnotatorQualityControl": "rlhf.feedback.quality:AnnotatorQualityControl",
     "AtLeast": "rlhf.config.requirements:AtLeast",
     "AtMost": "rlhf.config.requirements:AtMost",
@@ -146,7 +146,7 @@ PUBLIC: dict[str, str] = {
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "HumanEvalProtocol": "rlhf.feedback.human_evaluation.protocol:HumanEvalProtocol",
-    "HumanEvalTask": "rlhf.feedback.store.values:Task",
+    "HumanEvalTask": "rlhf.store.values:Task",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",
@@ -169,7 +169,7 @@ PUBLIC: dict[str, str] = {
     "PolicyModel": "rlhf.models.policy:PolicyModel",
     "PreferenceDataset": "rlhf.data.datasets:PreferenceDataset",
     "PreferenceSample": "rlhf.data.contracts:PreferenceSample",
-    "PreferenceStore": "rlhf.feedback.store.store:PreferenceStore",
+    "PreferenceStore": "rlhf.store.store:PreferenceStore",
     "ProcessRewardModel": "rlhf.models.process_reward:ProcessRewardModel",
     "ProcessRewardModelConfig": "rlhf.config.reward_model:ProcessRewardModelConfig",
     "ProcessRewardModelTrainer": "rlhf.training.process_reward:ProcessRewardModelTrainer",
@@ -195,7 +195,7 @@ PUBLIC: dict[str, str] = {
     "SFTConfig": "rlhf.config.sft:SFTConfig",
     "SFTDataset": "rlhf.data.datasets:SFTDataset",
     "SFTTrainer": "rlhf.training.sft:SFTTrainer",
-    "STANDARD_GUIDELINES": "rlhf.feedback.guidelines:STANDARD_GUIDELINES",
+    "STANDARD_GUIDELINES": "rlhf.config.guidelines:STANDARD_GUIDELINES",
     "SamplingConfig": "rlhf.config.policy:SamplingConfig",
     "SimPOConfig": "rlhf.config.preference:SimPOConfig",
     "SimPOTrainer": "rlhf.training.reference_free:SimPOTrainer",

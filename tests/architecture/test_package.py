@@ -22,6 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 NEEDS_EXTRA = {"HumanEvalTask", "PreferenceStore"}
 """Public names that only an extra brings; without it they say which."""
+ROOMS_OF_AN_EXTRA = {"rlhf.store", "rlhf.web"}
+"""Rooms that only an extra brings; without it they say which."""
 NOT_IN_ALL = {"all", "dev", "vllm", "deepspeed"}
 
 
@@ -99,7 +101,7 @@ def test_the_changelog_knows_this_version():
 
 @pytest.mark.slow
 def test_a_bare_installation_can_import_every_room():
-    """As on a user's machine: only what core.txt locks can be found; an extra imported at the top of a room fails."""
+    """As on a user's machine: only what core.txt locks can be found; an extra imported at the top of another room fails."""
     core = pins("core.txt").keys() | {"rlhf"}
     foreign = sorted(
         module
@@ -119,7 +121,10 @@ class Bare(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 import rlhf, rlhf.errors
 for room in {rooms!r}:
-    importlib.import_module(room)
+    try:
+        importlib.import_module(room)
+    except rlhf.errors.MissingExtraError as err:
+        assert room in {sorted(ROOMS_OF_AN_EXTRA)!r} and "pip install -e '" in str(err), (room, err)
 for name in rlhf.PUBLIC:
     try:
         getattr(rlhf, name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Task
+from rlhf.store import AssignmentRules, PreferenceStore, Task
 from tests.conftest import CHROMIUM_NAMES
 from tests.fixtures.labeling import LONGEST_WAIT_MS
 
@@ -52,7 +52,7 @@ class Server:
         self.store.add_tasks(tasks)
 
     def invitation(self, name: str, **how: Any) -> str:
-        from rlhf.feedback.web import WebSettings, invitation_link
+        from rlhf.web import WebSettings, invitation_link
 
         return invitation_link(self.store, name, settings=WebSettings(port=self.port), **how)
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.feedback.human_evaluation.criteria import CRITERIA
 from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
-from rlhf.feedback.store import Response, Task, TaskKind
+from rlhf.store import Response, Task, TaskKind
 from tests.fixtures.labeling import KINDS, after, assignment_on, is_good_first, now_at, task
 
 PYTHON = (

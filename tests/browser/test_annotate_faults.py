@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from rlhf.feedback.store import AssignmentRules
+from rlhf.store import AssignmentRules
 from tests.fixtures.labeling import after, is_good_first, now_at, task
 
 

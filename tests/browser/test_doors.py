@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.feedback.guidelines import AnnotationGuideline, Example
+from rlhf.config.guidelines import AnnotationGuideline, Example
 from rlhf.feedback.store_guidelines import set_guidelines
 from tests.browser.test_annotate import faults
 from tests.fixtures.labeling import LONGEST_WAIT_MS, task

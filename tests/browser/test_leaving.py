@@ -8,8 +8,8 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from rlhf.feedback.store.database import reading
-from rlhf.feedback.store.tables import OPEN, AssignmentRow
+from rlhf.store.database import reading
+from rlhf.store.tables import OPEN, AssignmentRow
 from tests.fixtures.labeling import LONGEST_WAIT_MS, after, assignment_on, now_at, task
 
 

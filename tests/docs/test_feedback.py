@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from rlhf.cli import app
-from rlhf.feedback.store import TaskKind
+from rlhf.store import TaskKind
 from tests.fixtures.source import ROOT
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("feedback*.md"))}
@@ -74,14 +74,14 @@ def test_all_fifteen_threads_are_answered_by_a_test_that_is_there():
 
 
 def test_kinds_of_events_are_those_of_the_server():
-    from rlhf.feedback.store.events import EVENT_KINDS
+    from rlhf.store.events import EVENT_KINDS
 
     rows = re.findall(r"^\| `(\w+)` \|", PAGES["feedback-events.md"], re.MULTILINE)
     assert sorted(set(rows) - {"kind"}) == sorted(EVENT_KINDS)
 
 
 def test_the_python_runs(tmp_path, monkeypatch):
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
     monkeypatch.chdir(tmp_path)
     (code,) = [code for language, code in BLOCKS if language == "python" and "rlhf" in code]
@@ -106,8 +106,8 @@ def test_the_rules_of_the_page_are_those_of_the_code():
 def test_the_events_that_are_shown_are_taken_and_every_kind_is_shown():
     from pydantic import TypeAdapter
 
-    from rlhf.feedback.store.events import EVENT_KINDS
-    from rlhf.feedback.web.events import AnyEvent
+    from rlhf.store.events import EVENT_KINDS
+    from rlhf.web.events import AnyEvent
 
     bodies = re.findall(r"-d '({.*?})'", PAGE) + [
         line for language, code in BLOCKS if language == "json" for line in code.splitlines() if '"key"' in line

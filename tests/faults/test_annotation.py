@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from rlhf.errors import StorageError
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
+from rlhf.store import AssignmentRules, PreferenceStore, Submission
 from tests.fixtures.annotation_site import pair
 from tools import annotation_load
 
@@ -118,7 +118,7 @@ def test_a_client_of_postgresql_that_is_killed_leaves_whole_judgments(postgres_s
         store.add_annotator("ann")
         store.add_tasks([pair(f"t{n}") for n in range(300)])
     code = textwrap.dedent(f"""
-        from rlhf.feedback.store import PreferenceStore, Submission
+        from rlhf.store import PreferenceStore, Submission
         store = PreferenceStore({place!r})
         while (task := store.next_task("ann")) is not None:
             store.submit("ann", Submission(assignment=task.number, key=task.task.id, value={{"preference": "a"}}))

@@ -15,9 +15,9 @@ from rlhf.cli.stores import STORE, opened_store
 from rlhf.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import AssignmentRules, PreferenceStore
     from rlhf.feedback.tasks import SourceItems
-    from rlhf.feedback.web import WebSettings
+    from rlhf.store import AssignmentRules, PreferenceStore
+    from rlhf.web import WebSettings
 
 
 def annotate(
@@ -77,7 +77,7 @@ def annotate(
     from rlhf.feedback.guidelines_file import read_guidelines
     from rlhf.feedback.store_guidelines import set_guidelines
     from rlhf.feedback.tasks import SourceItems, read_items
-    from rlhf.feedback.web.server_settings import ADDRESS, WebSettings
+    from rlhf.web.server_settings import ADDRESS, WebSettings
 
     if kind is not None and tasks is None:
         raise ConfigError(
@@ -116,7 +116,7 @@ def refuse_open_door(settings: WebSettings, *, i_know: bool) -> None:
     Raises:
         ConfigError: The address is reached by other machines, and neither https nor that word is given.
     """
-    from rlhf.feedback.web.server_settings import is_loopback
+    from rlhf.web.server_settings import is_loopback
 
     if not is_loopback(settings.host) and not settings.is_https and not i_know:
         raise ConfigError(
@@ -145,7 +145,7 @@ def listening(settings: WebSettings) -> socket.socket:
 
 def set_rules(store: PreferenceStore, changed: dict[str, Any]) -> None:
     """Change how tasks are handed out, in what was named and nothing else; the store remembers it."""
-    from rlhf.feedback.store import AssignmentRules
+    from rlhf.store import AssignmentRules
 
     if changed:
         rules: AssignmentRules = AssignmentRules.of({**store.rules.model_dump(), **changed})
@@ -208,7 +208,7 @@ def _say_how_far(store: PreferenceStore, place: str) -> None:
 
 
 def _print_links(store: PreferenceStore, settings: WebSettings, *, owner: str, annotators: list[str]) -> None:
-    from rlhf.feedback.web import invitation_link
+    from rlhf.web import invitation_link
 
     for name, role in [(owner, "owner"), *((name, "annotator") for name in annotators)]:
         print(f"\n{name} ({role}) comes in by this link, once, within {settings.invitation_days:g} days:")
@@ -218,7 +218,7 @@ def _print_links(store: PreferenceStore, settings: WebSettings, *, owner: str, a
 
 def _serve(store: PreferenceStore, settings: WebSettings, listener: socket.socket) -> None:
     from rlhf.feedback.web import create_annotation_app
-    from rlhf.feedback.web.connections import serve
+    from rlhf.web.connections import serve
 
     app = create_annotation_app(store, settings)
     with contextlib.suppress(Interrupted):  # it ends in order and passes the signal on; so a server is stopped

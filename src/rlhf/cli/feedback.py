@@ -187,8 +187,8 @@ def feedback_invite(
     """Print a link by which somebody comes in, once. The server need not be stopped for it."""
     from urllib.parse import urlsplit
 
-    from rlhf.feedback.web.auth import invitation_link
-    from rlhf.feedback.web.server_settings import ADDRESS, WebSettings
+    from rlhf.web.auth import invitation_link
+    from rlhf.web.server_settings import ADDRESS, WebSettings
 
     if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
         raise ConfigError(f"--url is {url!r}; wanted an address such as https://label.example.org.")

@@ -24,7 +24,7 @@ from rlhf.files import private_files
 if TYPE_CHECKING:
     from rlhf.feedback.exchange import Format
     from rlhf.feedback.exports import Selection
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
 
 def export(
@@ -202,7 +202,7 @@ def _check_layout(selection: Selection, layout: str) -> None:
         ConfigError: The layout holds none, or the file would hold other tasks besides.
     """
     from rlhf.feedback.exchange import OURS, SAVED
-    from rlhf.feedback.store.values import TaskKind
+    from rlhf.store.values import TaskKind
 
     if TaskKind.MULTICLASS not in selection.kinds:
         return

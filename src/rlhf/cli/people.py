@@ -13,7 +13,7 @@ def token(
     name: Annotated[str, typer.Argument(help="Of the program that will send events.")], store: StoreOption = STORE
 ) -> None:
     """Make a token for a program that sends production feedback to POST /api/events; an earlier one of that name ends."""
-    from rlhf.feedback.store import access
+    from rlhf.store import access
 
     with opened_store(store) as opened:
         print(access.add_api_token(opened.engine, name))
@@ -25,7 +25,7 @@ def revoke(
     is_token: Annotated[bool, typer.Option("--token", help="The name is of a program's token.")] = False,
 ) -> None:
     """Shut somebody out at once; their judgments stay, and what they had open goes back to the queue."""
-    from rlhf.feedback.store import access
+    from rlhf.store import access
 
     with opened_store(store) as opened:
         if is_token:
@@ -39,7 +39,7 @@ def restore_access(
     name: Annotated[str, typer.Argument(help="Of somebody who was shut out.")], store: StoreOption = STORE
 ) -> None:
     """Let somebody in again; they need their password or a new invitation."""
-    from rlhf.feedback.store import access
+    from rlhf.store import access
 
     with opened_store(store) as opened:
         access.set_active(opened.engine, name, True)

@@ -10,8 +10,8 @@ import typer
 from rlhf.errors import ConfigError, did_you_mean_file
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import PreferenceStore
-    from rlhf.feedback.store.record import Recorded
+    from rlhf.store import PreferenceStore
+    from rlhf.store.record import Recorded
 
 STORE = "annotations.db"
 StoreOption = Annotated[
@@ -50,7 +50,7 @@ def opened_store(store: str, *, must_exist: bool = True) -> PreferenceStore:
 
     An empty file is none yet.
     """
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
     path = Path(store)
     if must_exist and "://" not in store and not path.is_dir() and not (path.is_file() and path.stat().st_size):

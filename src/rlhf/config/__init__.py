@@ -6,6 +6,7 @@ yaml_text       read_yaml; YAML to plain values, bounded, and without the surpri
 error_messages  what pydantic found wrong, in the words of anyone who wrote the file
 model           how a model is loaded and adapted
 rewards         who judges completions
+guidelines      what annotators are asked to look at, and the overall rating that follows
 guards          what watches a training run, its limits and what an alarm does
 training        what every trainer shares, and the settings of each algorithm
 recipe          named stages and their inputs: what `rlhf run` runs

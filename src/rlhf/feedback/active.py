@@ -29,7 +29,7 @@ from rlhf.rewards.model_reward import groups_of_texts
 from rlhf.rewards.types import TextCompletion
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import Task
+    from rlhf.store import Task
 
 Array = NDArray[np.float64]
 MAX_TOKENS = 16_384

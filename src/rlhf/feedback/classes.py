@@ -12,8 +12,8 @@ from rlhf.data.read import OnBadRow
 from rlhf.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:  # the store needs an extra
-    from rlhf.feedback.store import PreferenceStore
     from rlhf.feedback.tasks import SourceItems
+    from rlhf.store import PreferenceStore
 
 CLASSES = "classes"
 """Setting of a store: all classes there can be, in order."""
@@ -25,7 +25,7 @@ def parsed_classes(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError: There are fewer than two, one is named twice, or one is not a name.
     """
-    from rlhf.feedback.store.values import TaskKind, check_value
+    from rlhf.store.values import TaskKind, check_value
 
     names = tuple(name.strip() for name in text.split(","))
     if len(names) < 2 or len(set(names)) < len(names):

@@ -20,17 +20,17 @@ from itertools import combinations
 from statistics import mean
 from typing import Any, Literal
 
+from rlhf.config.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.agreement import Labels
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
-from rlhf.feedback.items import Item
 from rlhf.feedback.judgment_origin import RESERVED
 from rlhf.feedback.label_aggregation import Consensus, DawidSkene, majority_vote
 from rlhf.feedback.rows import labeled_text, overall_ratings
-from rlhf.feedback.store.values import Task, TaskKind
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
 from rlhf.feedback.tempering import Tempering, tempered_dawid_skene
 from rlhf.seeds import derive_seed
+from rlhf.store.items import Item
+from rlhf.store.values import Task, TaskKind
 
 Aggregate = Literal["majority", "dawid-skene", "bradley-terry"]
 METHODS: Mapping[str, str] = {

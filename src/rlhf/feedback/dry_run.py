@@ -18,9 +18,9 @@ from rlhf.errors import ConfigError
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.simulated import PREFIX, mark_simulated, simulated_annotators
-from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind
 from rlhf.feedback.store_guidelines import guidelines_of
 from rlhf.seeds import derive_seed
+from rlhf.store import Assignment, PreferenceStore, Submission, Task, TaskKind
 
 
 @dataclass(slots=True)

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.classes import scale_of
-from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.feedback.items import Item, items_of
 from rlhf.feedback.quality import AnnotatorQualityControl, QualityRules
 from rlhf.feedback.readings import verdicts_of
 from rlhf.feedback.simulated import simulated_annotators, simulated_words
-from rlhf.feedback.store.values import TaskKind
 from rlhf.feedback.store_guidelines import guidelines_of
+from rlhf.store.items import Item, items_of
+from rlhf.store.values import TaskKind
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
 EVENT_FILES = {TaskKind.PAIRWISE: "pairs", TaskKind.BINARY: "verdicts"}
 """What rows of events teach, as the kind of task that asks for it, and the name of their file where there are others."""

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.config.yaml_text import parse_yaml, read_text
 from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import ConfigError
-from rlhf.feedback.guidelines import AnnotationGuideline
 
 MAX_NAME = 60
 """Characters: a name is next to five buttons."""

@@ -11,8 +11,8 @@ from typing import Any
 from rlhf.data.contracts import Text
 from rlhf.data.expand import text_key
 from rlhf.errors import DataError
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import MAX_ID, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import MAX_ID, Task, TaskKind
 
 KNOWN = "known"
 """The column next to a task of what a row says of it and nobody in particular has said."""

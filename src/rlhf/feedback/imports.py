@@ -16,15 +16,15 @@ from rlhf.data.message_text import counted
 from rlhf.data.read import OnBadRow
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.database import write
-from rlhf.feedback.store.record import Recorded, keep_judgments
-from rlhf.feedback.store.table_rows import row_of, task_of
-from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
-from rlhf.feedback.store.values import Task, TaskKind
+from rlhf.store.database import write
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.record import Recorded, keep_judgments
+from rlhf.store.table_rows import row_of, task_of
+from rlhf.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
+from rlhf.store.values import Task, TaskKind
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store.store import PreferenceStore
+    from rlhf.store.store import PreferenceStore
 
 MAX_SHOWN = 60
 """Characters of a prompt in an error."""

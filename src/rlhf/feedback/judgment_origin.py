@@ -15,8 +15,8 @@ from typing import Any
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Judgment, Row, RowError, Text
 from rlhf.data.message_text import describe
 from rlhf.data.row_kinds import ALIASES, COLUMNS
-from rlhf.feedback.items import ItemJudgment
-from rlhf.feedback.store.values import Task, TaskKind
+from rlhf.store.items import ItemJudgment
+from rlhf.store.values import Task, TaskKind
 
 FEEDBACK = "feedback"
 """The column of whatever has no column of its own."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlhf.data.contracts import Text
 from rlhf.errors import ConfigError
-from rlhf.feedback.store.store import PreferenceStore
-from rlhf.feedback.store.values import TaskKind
+from rlhf.store.store import PreferenceStore
+from rlhf.store.values import TaskKind
 
 PAIRWISE = {"a": 1.0, "b": 0.0, "tie": 0.5}
 GRADED = (TaskKind.GRADED5, TaskKind.GRADED7)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlhf.data.expand import text_key
 from rlhf.errors import ConfigError
-from rlhf.feedback.store.tables import EventRow
+from rlhf.store.tables import EventRow
 
 TEXTS = (("completion_id", "completion"), ("completion_id", "completion_a"), ("completion_id_b", "completion_b"),
          ("next_completion_id", "next_completion"))  # fmt: skip

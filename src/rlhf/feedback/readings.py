@@ -22,7 +22,7 @@ from rlhf.data.contracts import Text
 from rlhf.feedback.quality import Verdict
 
 if TYPE_CHECKING:  # the store needs an extra; reading what it gave needs none
-    from rlhf.feedback.store import Judgment, TaskKind
+    from rlhf.store import Judgment, TaskKind
 
 Part = tuple[Hashable, ...]
 """Which of a task's questions: () where there is one, (0, 1) for two completions, ("accuracy", 0) for a rating."""

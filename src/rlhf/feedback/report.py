@@ -12,14 +12,14 @@ from rlhf.data.message_text import counted, printable
 from rlhf.evaluation.intervals import Estimate, finite_or_none
 from rlhf.feedback.classes import scale_of
 from rlhf.feedback.consensus import Belief, Learned, dawid_skene_of
-from rlhf.feedback.items import items_of
 from rlhf.feedback.quality import AnnotatorQuality, QualityRules
 from rlhf.feedback.statistics import MIN_SHARED, Coverage, DividedItem, Findings, QuestionAgreement, findings_of
 from rlhf.feedback.store_guidelines import guidelines_of
 from rlhf.formatting import percentage
+from rlhf.store.items import items_of
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
 SCHEMA = 1
 MAX_PAIRS_SHOWN = 10

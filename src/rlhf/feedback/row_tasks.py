@@ -24,9 +24,9 @@ from rlhf.data.contracts import (
 from rlhf.data.expand import text_key
 from rlhf.data.message_text import describe
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item, ItemJudgment, moment_of
 from rlhf.feedback.judgment_origin import RowOrigin
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment, moment_of
+from rlhf.store.values import Response, Task, TaskKind
 
 GRADES = {(Preference.A, Strength.SIGNIFICANTLY): 2, (Preference.A, Strength.SLIGHTLY): 1, (Preference.TIE, None): 0,
           (Preference.B, Strength.SLIGHTLY): -1, (Preference.B, Strength.SIGNIFICANTLY): -2}  # fmt: skip

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline, overall_rating
-from rlhf.feedback.items import Item
+from rlhf.config.guidelines import STANDARD_GUIDELINES, AnnotationGuideline, overall_rating
 from rlhf.feedback.judgment_origin import provenance_of
-from rlhf.feedback.store.values import Task, TaskKind
+from rlhf.store.items import Item
+from rlhf.store.values import Task, TaskKind
 
 
 def rows_of(

@@ -10,10 +10,10 @@ from typing import Any
 from rlhf.data.contracts import CompletionRow, Row, RowError
 from rlhf.data.message_text import describe
 from rlhf.feedback.identity import sampled_id
-from rlhf.feedback.items import Item
 from rlhf.feedback.judgment_origin import LINEAGE
 from rlhf.feedback.row_tasks import PAIRS, Asking, NothingToJudgeError, are_equal
-from rlhf.feedback.store.values import MAX_RANKED, Response, Task, TaskKind
+from rlhf.store.items import Item
+from rlhf.store.values import MAX_RANKED, Response, Task, TaskKind
 
 
 def items_of_completions(rows: Sequence[CompletionRow], asking: Asking) -> list[Item]:

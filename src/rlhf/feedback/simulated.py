@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlhf.data.message_text import counted
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
 SETTING = "simulated annotators"
 """Of a store: their names."""

@@ -36,7 +36,7 @@ from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from rlhf.feedback.store import Judgment, PreferenceStore
+    from rlhf.store import Judgment, PreferenceStore
 
 Array = NDArray[np.float64]
 RESAMPLES = 1000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlhf.config.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
-from rlhf.feedback.store import PreferenceStore
+from rlhf.store import PreferenceStore
 
 
 def guidelines_of(store: PreferenceStore) -> Sequence[AnnotationGuideline]:

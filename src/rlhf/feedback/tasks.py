@@ -37,10 +37,10 @@ from rlhf.data.sources import Part, Source
 from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import DataError, look_up
 from rlhf.feedback.identity import merged
-from rlhf.feedback.items import Item, check_item, laid_out_as
 from rlhf.feedback.row_tasks import Asking, NothingToJudgeError, items_of_row
 from rlhf.feedback.sampled_tasks import items_of_completions
-from rlhf.feedback.store.values import Task, TaskKind
+from rlhf.store.items import Item, check_item, laid_out_as
+from rlhf.store.values import Task, TaskKind
 
 STDIN = "-"
 """The name of standard input, where a file is wanted."""

@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 from rlhf.cli import app, people
 from rlhf.cli.annotate import add_tasks, listening, refuse_open_door, set_rules
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, access
 from rlhf.feedback.tasks import read_items
-from rlhf.feedback.web.server_settings import WebSettings
+from rlhf.store import AssignmentRules, PreferenceStore, access
+from rlhf.web.server_settings import WebSettings
 
 ROW = '{"id": "%s", "prompt": "2+2?", "completion_a": "4", "completion_b": "5", "preference": "tie"}\n'
 

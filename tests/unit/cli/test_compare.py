@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store import PreferenceStore
+from rlhf.store import PreferenceStore
 
 GUIDE = "- name: truth\n  description: Is it true?\n- name: tone\n  description: How does it sound?\n  weight: 0.5\n"
 

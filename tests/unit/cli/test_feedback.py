@@ -29,7 +29,7 @@ def jsonl(rows):
 
 
 def test_from_samples_in_a_pipe_to_soft_labels_that_the_reward_stage_reads(call, tmp_path):
-    from rlhf.feedback.store import AssignmentRules, PreferenceStore
+    from rlhf.store import AssignmentRules, PreferenceStore
 
     samples = [
         {"id": f"t{n}", "prompt": f"q{n}", "completion": f"{name} {n}", "model": name}
@@ -186,7 +186,7 @@ def test_answers_that_differ_are_told_apart_from_those_that_are_there(call, tmp_
 
 
 def test_an_export_says_what_it_leaves_out_because_nobody_judged_it(call, tmp_path):
-    from rlhf.feedback.store import PreferenceStore, Response, Task, TaskKind
+    from rlhf.store import PreferenceStore, Response, Task, TaskKind
 
     (tmp_path / "rows.jsonl").write_text(jsonl([PAIRS[0] | SAID, *PAIRS[1:3]]))
     call("import", "rows.jsonl")
@@ -203,7 +203,7 @@ def test_an_export_says_what_it_leaves_out_because_nobody_judged_it(call, tmp_pa
 
 
 def test_an_import_warns_of_nothing_that_is_kept_and_names_tasks_that_would_not_be_asked_again(call, tmp_path):
-    from rlhf.feedback.store import AssignmentRules, PreferenceStore
+    from rlhf.store import AssignmentRules, PreferenceStore
 
     rows = [PAIRS[0] | {"annotator_id": who, "preference": "a"} for who in ("ann", "bob", "cem")]
     (tmp_path / "even.jsonl").write_text(jsonl(rows))
@@ -224,7 +224,7 @@ def test_an_import_warns_of_nothing_that_is_kept_and_names_tasks_that_would_not_
 
 
 def test_an_export_tells_tasks_that_nobody_judged_from_those_that_only_the_unqualified_did(call, tmp_path):
-    from rlhf.feedback.store import PreferenceStore
+    from rlhf.store import PreferenceStore
 
     def said(task, **by):
         return [PAIRS[task] | {"annotator_id": who, "preference": side} for who, side in by.items()]

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store import PreferenceStore
 from rlhf.feedback.tasks import read_items
+from rlhf.store import PreferenceStore
 
 SCALE = ("negative", "neutral", "positive")
 PEOPLE = ("ann", "bob", "cem", "dora")

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from rlhf.cli import app
 from rlhf.cli.annotate import check_batch
 from rlhf.errors import ConfigError, DataError, StorageError
-from rlhf.feedback.store import PreferenceStore, check_value
-from rlhf.feedback.store.values import SHAPES
-from rlhf.feedback.web.server_settings import ADDRESS
+from rlhf.store import PreferenceStore, check_value
+from rlhf.store.values import SHAPES
+from rlhf.web.server_settings import ADDRESS
 
 PAIRS = [{"id": f"t{n}", "prompt": f"q{n}", "completion_a": "x", "completion_b": f"y{n}"} for n in range(4)]
 

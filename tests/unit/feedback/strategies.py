@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=8)
 LEAVES = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | TEXT

@@ -7,8 +7,8 @@ import torch
 from rlhf.errors import ConfigError, RewardError
 from rlhf.feedback import active
 from rlhf.feedback.active import mutual_information, reward_priorities
-from rlhf.feedback.store import PreferenceStore, Response, Task, TaskKind
 from rlhf.models.reward import RewardModel
+from rlhf.store import PreferenceStore, Response, Task, TaskKind
 from tests.fixtures import toy
 from tests.fixtures.judged import pair_task
 

@@ -9,10 +9,10 @@ import torch
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 from rlhf.feedback import consensus
 from rlhf.feedback.consensus import METHODS
-from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.simulate import crowd
-from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.losses.reward import bradley_terry_loss, label_noise
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 
 
 def item(name, answers, kind=TaskKind.PAIRWISE, texts=("x", "y"), **how):

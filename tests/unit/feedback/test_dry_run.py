@@ -10,10 +10,10 @@ from rlhf.feedback.report import in_words
 from rlhf.feedback.simulate import SimulatedAnnotator, crowd
 from rlhf.feedback.simulated import simulated_annotators, simulated_words
 from rlhf.feedback.statistics import findings_of
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
-from rlhf.feedback.store.access import make_invitation
-from rlhf.feedback.store.values import NUM_RESPONSES
 from rlhf.feedback.web.people import known_people
+from rlhf.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.store.access import make_invitation
+from rlhf.store.values import NUM_RESPONSES
 
 GOLD = {
     TaskKind.PAIRWISE: {"preference": "b"}, TaskKind.GRADED5: {"grade": -1}, TaskKind.GRADED7: {"grade": 2},

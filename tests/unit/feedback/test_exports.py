@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from rlhf.cli import app
 from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.store import PreferenceStore
-from rlhf.feedback.store.events import Event
+from rlhf.store import PreferenceStore
+from rlhf.store.events import Event
 
 EVENTS = {
     "thumbs": {"prompt": "q", "completion": "x", "up": True},

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from rlhf.errors import ConfigError
-from rlhf.feedback.guidelines import (
+from rlhf.config.guidelines import (
     STANDARD_GUIDELINES,
     AnnotationGuideline,
     Example,
 )
+from rlhf.errors import ConfigError
 from rlhf.feedback.guidelines_file import guidelines_json, guidelines_yaml, read_guidelines
-from rlhf.feedback.store import PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.store_guidelines import guidelines_of, set_guidelines
+from rlhf.store import PreferenceStore, Response, Submission, Task, TaskKind
 
 GUIDE = """\
 - name: truth   # the first line

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.feedback.identity import content_id, lasting_id, merged, places_of, turned
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.feedback.tasks import read_items, tasks_of
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 
 from .strategies import items
 

@@ -9,9 +9,9 @@ import pytest
 from rlhf.errors import DataError
 from rlhf.feedback.consensus import consensus_rows
 from rlhf.feedback.imports import import_items
-from rlhf.feedback.items import items_of
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from rlhf.feedback.tasks import read_items
+from rlhf.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.store.items import items_of
 
 ROW = {"id": "t", "prompt": "q", "completion_a": "x", "completion_b": "y", "preference": "a", "annotator_id": "ann"}
 

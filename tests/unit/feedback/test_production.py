@@ -7,8 +7,8 @@ import pytest
 from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError
 from rlhf.feedback.production import rows_of_events
-from rlhf.feedback.store import PreferenceStore
-from rlhf.feedback.store.events import Event
+from rlhf.store import PreferenceStore
+from rlhf.store.events import Event
 
 
 @pytest.fixture

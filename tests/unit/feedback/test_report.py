@@ -13,7 +13,7 @@ from rlhf.feedback.readings import answers_of, question_of, values_of, verdicts_
 from rlhf.feedback.report import alpha_words, in_words, report_json, report_text
 from rlhf.feedback.simulate import SimulatedAnnotator
 from rlhf.feedback.statistics import findings_of, question_agreement
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
+from rlhf.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind
 from tests.fixtures.judged import judge_all, pair_task, pair_tasks
 
 PEOPLE = [

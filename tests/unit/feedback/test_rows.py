@@ -5,14 +5,14 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.read import read_rows
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError
-from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.rows import guideline_version, rows_of
-from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.feedback.tasks import read_items
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import files
 
 QUICK = settings(

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.contracts import Text
 from rlhf.data.message_text import describe, listed
 from rlhf.errors import DataError
@@ -32,11 +33,10 @@ from rlhf.feedback.exchange.sidecar import (
     task_from_dict,
     task_to_dict,
 )
-from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item
-from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.files import write_json
+from rlhf.store.items import Item
+from rlhf.store.values import Response, Task, TaskKind
 
 RECORDS = "records.json"
 SUBMITTED = "submitted"

@@ -14,8 +14,8 @@ from rlhf.data.message_text import describe
 from rlhf.data.row_kinds import HH_TURN, parse_row
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item
+from rlhf.store.values import Response, Task, TaskKind
 
 PREFERRED = ("preferred_output", "preferred_completion")
 REJECTED = ("non_preferred_output", "non_preferred_completion")

@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.contracts import BadRow, Kind, Row, RowError
 from rlhf.data.message_text import counted, listed
 from rlhf.data.read import OnBadRow
@@ -22,11 +23,10 @@ from rlhf.data.write import write_rows
 from rlhf.errors import DataError, did_you_mean, look_up
 from rlhf.feedback.exchange import argilla
 from rlhf.feedback.exchange.lines import Line, Reader, lines_of
-from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import merged
-from rlhf.feedback.items import Item, check_item, laid_out_as
 from rlhf.feedback.layouts import LAYOUTS, OURS, Layout
 from rlhf.feedback.tasks import STDIN, SourceItems
+from rlhf.store.items import Item, check_item, laid_out_as
 
 ItemWriter = Callable[[Path, Sequence[Item], Sequence[AnnotationGuideline]], int]
 

@@ -19,6 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.message_text import describe, listed
 from rlhf.errors import DataError
 from rlhf.feedback.exchange.lines import Line
@@ -32,11 +33,10 @@ from rlhf.feedback.exchange.sidecar import (
     task_from_dict,
     task_to_dict,
 )
-from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import Response, Task, TaskKind
 from rlhf.files import write_json, write_text
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 
 CHOICES: Mapping[TaskKind, Mapping[str, Any]] = {
     TaskKind.GRADED5: {"A much better": 2, "A slightly better": 1, "Same": 0, "B slightly better": -1, "B much better": -2},

@@ -19,11 +19,11 @@ from rlhf.data.contracts import Row
 from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item
 from rlhf.feedback.judgment_origin import FEEDBACK, RowOrigin
 from rlhf.feedback.layouts import ANNOTATOR_COLUMNS, LABEL_COLUMNS
 from rlhf.feedback.row_tasks import judgment_in
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item
+from rlhf.store.values import Response, Task, TaskKind
 
 ITEM = ("task_id", "item", "item_id", "id")
 

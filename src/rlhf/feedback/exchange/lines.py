@@ -12,7 +12,7 @@ from rlhf.data.message_text import describe, listed
 from rlhf.data.raw import Unreadable
 from rlhf.data.sources import Source, open_source
 from rlhf.errors import did_you_mean
-from rlhf.feedback.items import Item
+from rlhf.store.items import Item
 
 
 @dataclass(frozen=True, slots=True)

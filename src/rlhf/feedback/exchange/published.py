@@ -22,9 +22,9 @@ from rlhf.data.expand import to_conversational
 from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.lines import Line, whole
 from rlhf.feedback.identity import content_id
-from rlhf.feedback.items import Item, ItemJudgment
 from rlhf.feedback.layouts import HELPSTEER_DIMENSIONS
-from rlhf.feedback.store.values import MAX_RANKED, MAX_TEXT, Response, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import MAX_RANKED, MAX_TEXT, Response, Task, TaskKind
 
 
 def is_ultrafeedback(row: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, Text
 from rlhf.errors import DataError
-from rlhf.feedback.items import ItemJudgment, moment_of
-from rlhf.feedback.store.values import Response, Task, TaskKind, label_probability_of
+from rlhf.store.items import ItemJudgment, moment_of
+from rlhf.store.values import Response, Task, TaskKind, label_probability_of
 
 NAME = "rlhf"
 """The key it travels under."""

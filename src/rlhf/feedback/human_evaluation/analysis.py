@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from rlhf.config.guidelines import AnnotationGuideline, overall_rating
 from rlhf.data.message_text import counted
 from rlhf.evaluation.intervals import Estimate, mean_interval, share_with_ties_interval, unit_means
 from rlhf.evaluation.ratings.matches import Matches, are_connected, components
 from rlhf.evaluation.sample_size import detectable_difference, prompts_for_win_rate
 from rlhf.evaluation.winrate import win_rate
 from rlhf.feedback.agreement import MAX_VOID_FRAC, MIN_ITEMS
-from rlhf.feedback.guidelines import AnnotationGuideline, overall_rating
 from rlhf.feedback.human_evaluation.criteria import OVERALL, Judged
 from rlhf.feedback.human_evaluation.identical import Alike, alike_of, not_compared
 from rlhf.feedback.human_evaluation.results import SMALL_DIFFERENCE, Difference, HumanEvaluation, Power, Score, Versus

@@ -15,10 +15,10 @@ from rlhf.data.message_text import counted, describe
 from rlhf.data.raw import Unreadable
 from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError
-from rlhf.feedback.items import ItemJudgment
-from rlhf.feedback.store.record import Recorded, record_judgments
-from rlhf.feedback.store.store import PreferenceStore
-from rlhf.feedback.store.values import SHAPES, Task, TaskKind, check_value
+from rlhf.store.items import ItemJudgment
+from rlhf.store.record import Recorded, record_judgments
+from rlhf.store.store import PreferenceStore
+from rlhf.store.values import SHAPES, Task, TaskKind, check_value
 
 EXTRAS: Mapping[str, tuple[type, ...]] = {"comment": (str,), "seconds": (int, float), "label_probability": (int, float)}
 """What a row that comes back may say next to its value."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.feedback.guidelines import AnnotationGuideline
+from rlhf.config.guidelines import AnnotationGuideline
 
 CRITERIA: tuple[AnnotationGuideline, ...] = (
     AnnotationGuideline(

@@ -14,7 +14,7 @@ from rlhf.data.contracts import Text
 from rlhf.data.expand import text_key
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError
-from rlhf.feedback.store.values import Response, Task
+from rlhf.store.values import Response, Task
 
 MAX_SHOWN = 60
 """Characters of a prompt in an error."""

@@ -25,17 +25,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.contracts import RowError, Text
 from rlhf.errors import ConfigError, DataError, check_type, look_up
-from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.human_evaluation.criteria import CRITERIA, KINDS, OVERALL, Judged
 from rlhf.files import private_files, write_jsonl
 from rlhf.seeds import derive_seed
 
 if TYPE_CHECKING:
     from rlhf.feedback.human_evaluation.results import HumanEvaluation
-    from rlhf.feedback.store import PreferenceStore, Task
-    from rlhf.feedback.store.record import Recorded
+    from rlhf.store import PreferenceStore, Task
+    from rlhf.store.record import Recorded
 
 SETTING = "evaluations"
 """Of a store: name -> how it is asked."""
@@ -103,7 +103,7 @@ class HumanEvalProtocol:
             DataError: Counts differ, ids come twice, or there are too few or too many models.
         """
         from rlhf.data.expand import prompt_names
-        from rlhf.feedback.store import Response, Task, TaskKind
+        from rlhf.store import Response, Task, TaskKind
 
         names = prompt_names(prompts) if ids is None else list(ids)
         self._check(prompts, completions, names)
@@ -235,7 +235,7 @@ class HumanEvalProtocol:
         completions that are the same stand in the key alone.
 
         The tool must give back, for each task, ``{"id", "annotator", "value"}`` with the value in the order of
-        ``completions``, shaped as ``rlhf.feedback.store.check_value`` says.
+        ``completions``, shaped as ``rlhf.store.check_value`` says.
 
         Args:
             tasks: As ``build_tasks`` or ``tasks`` gave them.
@@ -270,7 +270,7 @@ class HumanEvalProtocol:
             DataError: A line can't be read, names a task that the key does not know, or repeats a judgment.
         """
         from rlhf.feedback.human_evaluation.answer_files import keyed_rows, returned_rows
-        from rlhf.feedback.store import check_value
+        from rlhf.store import check_value
 
         key = {row["id"]: row for _, row in keyed_rows(key_file, KEY_COLUMNS)}
         judged: list[Judged] = []

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from fastapi import FastAPI
 
-from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
-from fastapi.staticfiles import StaticFiles
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-
-from rlhf.errors import RLHFError, StorageError
-from rlhf.feedback.store import PreferenceStore
-from rlhf.feedback.store.values import KeyTakenError
-from rlhf.feedback.web import dashboard, events, pages, people, sign_in
-from rlhf.feedback.web.auth import Gate, NotSignedIn, guard
-from rlhf.feedback.web.security_middleware import ROOT, Shield, log
-from rlhf.feedback.web.server_settings import WebSettings, signing_key
-from rlhf.feedback.web.sign_in import error_page
-
-HERE = Path(__file__).parent
+from rlhf.feedback.web import dashboard, pages, people
+from rlhf.store import PreferenceStore
+from rlhf.web import WebSettings, events
+from rlhf.web.base_app import base_app
 
 
 def create_annotation_app(
@@ -28,7 +15,7 @@ def create_annotation_app(
 ) -> FastAPI:
     """The server of a store.
 
-    `rlhf annotate` runs it by ``rlhf.feedback.web.connections.serve``, which gives requests a time to arrive in and limits
+    `rlhf annotate` runs it by ``rlhf.web.connections.serve``, which gives requests a time to arrive in and limits
     connections; anyone who runs it otherwise needs something before it that does.
 
     Args:
@@ -39,71 +26,5 @@ def create_annotation_app(
     Raises:
         StorageError: The key can't be made or read.
     """
-    settings = settings or WebSettings()
-    # no /docs: that page loads scripts from other hosts; no redirects that drop a slash: they would lose a POST
-    app = FastAPI(
-        title="rlhf",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        dependencies=[Depends(guard)],
-    )
-    app.state.gate = Gate(store, settings, key or signing_key(store.engine))
-    for router in (sign_in.router, pages.router, dashboard.router, people.router, events.router):
-        app.include_router(router)
-    app.mount("/static", StaticFiles(directory=HERE / "static", check_dir=False), name="static")
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _not_understood)
-    app.add_exception_handler(RLHFError, _our_error)
-    app.add_middleware(
-        Shield, host_names=settings.host_names, max_body_bytes=settings.max_body_bytes, is_https=settings.is_https,
-        error_page=answer_of,
-    )  # fmt: skip
-    return app
-
-
-def wants_json(request: Request) -> bool:
-    """Whether a program is asking, or our own page's script, and not a person's browser."""
-    path = request.scope["path"].removeprefix(request.scope[ROOT])
-    return path.startswith("/api/") or "text/html" not in request.headers.get("accept", "")
-
-
-def answer_of(request: Request, status: int, sentence: str) -> Response:
-    """An error, for anyone who asked: ``{"error": ...}`` for a program, a page for a person.
-
-    A sentence may quote what was sent, half characters and all, which no answer could be made of.
-    """
-    sentence = sentence.encode("utf-8", "backslashreplace").decode()
-    if wants_json(request):
-        return JSONResponse({"error": sentence}, status)
-    return error_page(request, status, sentence)
-
-
-def _refused(request: Request, err: Exception) -> Response:
-    assert isinstance(err, HTTPException)
-    if isinstance(err, NotSignedIn) and not wants_json(request) and request.method == "GET":
-        return RedirectResponse(f"{request.scope[ROOT]}/signin", 303)
-    sentence = "There is nothing here." if err.detail == "Not Found" else err.detail
-    answer = answer_of(request, err.status_code, sentence)
-    answer.headers.update(err.headers or {})
-    return answer
-
-
-def _not_understood(request: Request, err: Exception) -> Response:
-    assert isinstance(err, RequestValidationError)
-    said = [f"{'.'.join(str(part) for part in each['loc'][1:]) or 'body'}: {each['msg']}" for each in err.errors()]
-    return answer_of(request, 422, f"The request was not understood. {'; '.join(said)[:1000]}")
-
-
-def _our_error(request: Request, err: Exception) -> Response:
-    if not isinstance(err, StorageError):
-        return answer_of(request, 409 if isinstance(err, KeyTakenError) else 400, str(err))
-    log.error(
-        "%s %s: %s", request.method, request.url.path, err
-    )  # it names the store's place, which is the owner's to know
-    answer = answer_of(
-        request, 503, "The server can't keep anything just now. Nothing was lost; try again in a moment."
-    )
-    answer.headers["Retry-After"] = "2"
-    return answer
+    routers = (pages.router, dashboard.router, people.router, events.router)
+    return base_app(store, settings or WebSettings(), routers, key=key, static="rlhf.feedback.web")

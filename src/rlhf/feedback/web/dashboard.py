@@ -24,13 +24,13 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from rlhf.feedback.quality import AnnotatorQuality
 from rlhf.feedback.report import alpha_words, estimate_words, leaning_words, to_dict
 from rlhf.feedback.statistics import Findings, findings_of
-from rlhf.feedback.store import Judgment, PreferenceStore, Task, TaskKind
-from rlhf.feedback.store.assign import Skipped
-from rlhf.feedback.store.database import reading
-from rlhf.feedback.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
-from rlhf.feedback.web.auth import Visitor, owner, the_store, the_visitor
 from rlhf.feedback.web.pages import page
 from rlhf.formatting import percentage
+from rlhf.store import Judgment, PreferenceStore, Task, TaskKind
+from rlhf.store.assign import Skipped
+from rlhf.store.database import reading
+from rlhf.store.tables import SKIPPED, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
+from rlhf.web.auth import Visitor, owner, the_store, the_visitor
 
 MIN_AGE_SECONDS = 5.0
 """Younger findings are shown again though something was judged since."""

@@ -27,17 +27,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError
-from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.human_evaluation.criteria import OVERALL
-from rlhf.feedback.store import Assignment, PreferenceStore, Submission, Task, TaskKind, check_value
-from rlhf.feedback.store.table_rows import FLAGS, MAX_NUMBER, OPPOSITES
-from rlhf.feedback.store.values import MAX_TEXT, label_probability_of
 from rlhf.feedback.store_guidelines import guidelines_of
-from rlhf.feedback.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
 from rlhf.feedback.web.differences import marked_turns
 from rlhf.feedback.web.text import Turn, turns_of
+from rlhf.store import Assignment, PreferenceStore, Submission, Task, TaskKind, check_value
+from rlhf.store.table_rows import FLAGS, MAX_NUMBER, OPPOSITES
+from rlhf.store.values import MAX_TEXT, label_probability_of
+from rlhf.web.auth import Visitor, counted_apart, signed_in, the_store, the_visitor
 
 HERE = Path(__file__).parent
 LETTERS = "ABCDEF"

@@ -20,12 +20,12 @@ from starlette.responses import RedirectResponse, Response
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.simulated import simulated_annotators
-from rlhf.feedback.store import PreferenceStore, access
-from rlhf.feedback.store.database import reading
-from rlhf.feedback.store.tables import DONE, AnnotatorRow, AssignmentRow
-from rlhf.feedback.web.auth import Gate, Visitor, owner, the_gate, the_store, the_visitor
 from rlhf.feedback.web.pages import page
-from rlhf.feedback.web.security_middleware import ROOT
+from rlhf.store import PreferenceStore, access
+from rlhf.store.database import reading
+from rlhf.store.tables import DONE, AnnotatorRow, AssignmentRow
+from rlhf.web.auth import Gate, Visitor, owner, the_gate, the_store, the_visitor
+from rlhf.web.security_middleware import ROOT
 
 router = APIRouter(dependencies=[Depends(owner)])
 TheGate = Annotated[Gate, Depends(the_gate)]

@@ -5,12 +5,12 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from rlhf.config.guidelines import STANDARD_GUIDELINES
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect, read_as
 from rlhf.feedback.exchange.argilla import write_argilla
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import items
 from tests.unit.feedback.test_rows import plain
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlhf.config.guidelines import STANDARD_GUIDELINES
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import FORMATS, read_as
 from rlhf.feedback.exchange.argilla import write_argilla
 from rlhf.feedback.exchange.label_studio import write_label_studio
-from rlhf.feedback.guidelines import STANDARD_GUIDELINES
 from rlhf.feedback.rows import rows_of
 from rlhf.feedback.tasks import read_items
 from tests.unit.feedback.exchange.test_dialogues import HH, OPENAI

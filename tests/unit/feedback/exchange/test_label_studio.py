@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect, read_as
 from rlhf.feedback.exchange.label_studio import config_path, labeling_config, write_label_studio
-from rlhf.feedback.items import Item, ItemJudgment
-from rlhf.feedback.store.values import Response, Task, TaskKind
+from rlhf.store.items import Item, ItemJudgment
+from rlhf.store.values import Response, Task, TaskKind
 from tests.unit.feedback.strategies import items
 from tests.unit.feedback.test_rows import plain
 

@@ -11,7 +11,7 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.classes import check_classes, parsed_classes
 from rlhf.feedback.exchange import detect, read_as
 from rlhf.feedback.rows import rows_of
-from rlhf.feedback.store.values import TaskKind
+from rlhf.store.values import TaskKind
 from tests.unit.feedback.strategies import files
 from tests.unit.feedback.test_rows import plain
 

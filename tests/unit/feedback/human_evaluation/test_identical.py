@@ -14,7 +14,7 @@ from rlhf.feedback.human_evaluation.analysis import evaluate
 from rlhf.feedback.human_evaluation.criteria import CRITERIA, Judged
 from rlhf.feedback.human_evaluation.identical import Alike, alike_of
 from rlhf.feedback.human_evaluation.protocol import IDENTICAL, HumanEvalProtocol
-from rlhf.feedback.store import PreferenceStore, Submission
+from rlhf.store import PreferenceStore, Submission
 
 PROMPTS = [f"Question {number}?" for number in range(12)]
 NEW = [f"new says {number}" for number in range(12)]

@@ -8,15 +8,15 @@ from collections import Counter
 
 import pytest
 
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.sample_size import prompts_for_win_rate
 from rlhf.feedback.dry_run import simulate
-from rlhf.feedback.guidelines import AnnotationGuideline
 from rlhf.feedback.human_evaluation.analysis import MIN_RATED
 from rlhf.feedback.human_evaluation.criteria import CRITERIA, OVERALL, Judged
 from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 from rlhf.feedback.simulate import crowd
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Submission
+from rlhf.store import AssignmentRules, PreferenceStore, Submission
 
 PROMPTS = [f"Question {number}?" for number in range(12)]
 COMPLETIONS = {model: [f"{model[0]} says {number}" for number in range(12)] for model in ("weak", "strong", "middling")}

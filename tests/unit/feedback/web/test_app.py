@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
 from rlhf.errors import StorageError
-from rlhf.feedback.store import access
+from rlhf.store import access
 from tests.fixtures.annotation_site import PERSON, Site
 
 JUDGMENT = {"key": "0123456789abcdef", "answer": {"preference": "a"}}

@@ -8,10 +8,11 @@ from fastapi.testclient import TestClient
 
 from rlhf.feedback.report import report_text
 from rlhf.feedback.simulate import SimulatedAnnotator
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind, access
-from rlhf.feedback.store.values import NUM_RESPONSES
-from rlhf.feedback.web import WebSettings, create_annotation_app, dashboard, invitation_link
+from rlhf.feedback.web import create_annotation_app, dashboard
 from rlhf.feedback.web.dashboard import Desk, percent
+from rlhf.store import AssignmentRules, PreferenceStore, Response, Submission, Task, TaskKind, access
+from rlhf.store.values import NUM_RESPONSES
+from rlhf.web import WebSettings, invitation_link
 from tests.fixtures.judged import judge_all, pair_tasks
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -8,9 +8,9 @@ import json
 import pytest
 import sqlalchemy as sa
 
-from rlhf.feedback.store.database import reading
-from rlhf.feedback.store.tables import OPEN, AssignmentRow
-from rlhf.feedback.web.auth import invitation_link
+from rlhf.store.database import reading
+from rlhf.store.tables import OPEN, AssignmentRow
+from rlhf.web.auth import invitation_link
 from tests.fixtures.annotation_site import KEY, PERSON, Site, pair
 
 TOO_LARGE = 10**30

@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rlhf.feedback.store import AssignmentRules, PreferenceStore
-from rlhf.feedback.store.tables import OPEN
+from rlhf.store import AssignmentRules, PreferenceStore
+from rlhf.store.tables import OPEN
 from tests.fixtures.annotation_site import PERSON, pair
 
 
 def num_open(store):
     import sqlalchemy as sa
 
-    from rlhf.feedback.store.database import reading
-    from rlhf.feedback.store.tables import AssignmentRow
+    from rlhf.store.database import reading
+    from rlhf.store.tables import AssignmentRow
 
     with reading(store.engine) as session:
         return session.scalar(sa.select(sa.func.count()).where(AssignmentRow.state == OPEN))

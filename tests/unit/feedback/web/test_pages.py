@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rlhf.feedback.guidelines import AnnotationGuideline
-from rlhf.feedback.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.config.guidelines import AnnotationGuideline
 from rlhf.feedback.store_guidelines import set_guidelines
-from rlhf.feedback.web import WebSettings, create_annotation_app, invitation_link
+from rlhf.feedback.web import create_annotation_app
 from rlhf.feedback.web.pages import flags_of, in_task_order
+from rlhf.store import AssignmentRules, PreferenceStore, Response, Task, TaskKind
+from rlhf.web import WebSettings, invitation_link
 
 SETTINGS = WebSettings()
 KEYS = (f"key-of-one-submission-{n}" for n in itertools.count())

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlhf.feedback.store import Submission, access
+from rlhf.store import Submission, access
 from tests.fixtures.annotation_site import PERSON, Site
 
 HOSTILE = "<script>alert(1)</script>"

@@ -166,10 +166,10 @@ def test_a_file_without_votes_and_settings_that_name_none_are_refused(tmp_path):
 
 def test_votes_of_a_preference_store(tmp_path):
     pytest.importorskip("sqlalchemy")
-    from rlhf.feedback.items import ItemJudgment
-    from rlhf.feedback.store import PreferenceStore
-    from rlhf.feedback.store.record import record_judgments
-    from rlhf.feedback.store.values import Response, Task, TaskKind
+    from rlhf.store import PreferenceStore
+    from rlhf.store.items import ItemJudgment
+    from rlhf.store.record import record_judgments
+    from rlhf.store.values import Response, Task, TaskKind
 
     place = str(tmp_path / "votes.db")
     with PreferenceStore(place) as store:

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.fixtures.annotation_site import site as site
