@@ -47,6 +47,16 @@ class GivesHints(Protocol):
         ...
 
 
+@runtime_checkable
+class AnswersKeys(Protocol):
+    """A class of settings that knows where some of the keys belong that it does not have."""
+
+    @classmethod
+    def hint_on_key(cls, key: str) -> str:
+        """What follows "unknown key." for ``key``; empty where there is nothing to add."""
+        ...
+
+
 def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationError) -> list[str]:
     """One line for each place that is wrong: the dotted key, what is wrong, what was got.
 
@@ -149,6 +159,9 @@ def _hint(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> str:
         return theirs
     if deeper := _deeper(root, tree, place):
         return f" Did you mean {' or '.join(map(repr, deeper))}?"
+    hints = (m.hint_on_key(name) for m in _models_at(root, tree, place[:-1]) if issubclass(m, AnswersKeys))
+    if hint := next(filter(None, hints), ""):
+        return f" {hint}"
     return elsewhere(name) or did_you_mean(name, known)
 
 

@@ -24,6 +24,24 @@ from rlhf.pipeline.held_out import FOLDER, Split, split_by_prompt
 from rlhf.pipeline.staged_run import FinishedStage, StagedRun
 
 T = TypeVar("T", bound=BaseConfig)
+CALLS = {
+    "train_sft": "sft",
+    "train_reward_model": "reward",
+    "train_ppo": "ppo",
+    "train_grpo": "grpo",
+    "train_dpo": "dpo",
+    "evaluate": "evaluate",
+}
+"""Method of ``RLHFTrainer`` -> kind of the stage whose keys it takes."""
+SET_BY = {
+    "model": ("model_name",),
+    "data": ("sft_dataset", "reward_dataset"),
+    "prompts": ("prompt_dataset",),
+    "reward": ("reward_model",),
+    "epochs": ("sft_epochs", "reward_epochs"),
+    "rollouts": ("ppo_rollouts",),
+}
+"""Key of stages -> fields of ``RLHFConfig`` that set it."""
 
 
 def _explained(config: type[T]) -> type[T]:
@@ -114,6 +132,20 @@ class RLHFConfig(BaseConfig):
             ConfigError: The file can't be read, or a field is wrong.
         """
         return cls.of(read_yaml(path), source=str(path))
+
+    @classmethod
+    def hint_on_key(cls, key: str) -> str:
+        """The field, or else the calls, for a key of stages: ours or another library's. See ``AnswersKeys``."""
+        from rlhf.config.foreign_keys import THEIRS  # here: tables that only a mistake needs
+        from rlhf.config.schema import stage_classes
+
+        for name in (key, *THEIRS.get(key.lower(), ())):
+            if name in SET_BY:
+                return f"Did you mean {' or '.join(map(repr, SET_BY[name]))}?"
+            first = name.partition(".")[0]
+            if calls := [call for call, kind in CALLS.items() if first in stage_classes()[kind].model_fields]:
+                return f"It is a setting of single stages, {name!r}: give it to {' or '.join(calls)}."
+        return ""
 
 
 class RLHFTrainer(StagedRun):

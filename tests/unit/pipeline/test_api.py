@@ -12,10 +12,12 @@ import yaml
 import rlhf
 from rlhf import RLHFConfig, RLHFTrainer
 from rlhf.config.methods.grpo import GRPOStage
+from rlhf.config.schema import stage_classes
 from rlhf.config.stages import PPOStage
 from rlhf.data.world import build_world
 from rlhf.data.world.pairs import annotate
 from rlhf.errors import ConfigError
+from rlhf.pipeline.api import CALLS, SET_BY
 from rlhf.pipeline.artifacts import Artifact
 from tests.fixtures.cheap_stages import install
 from tests.unit.rewards import helpers
@@ -321,11 +323,37 @@ def test_the_defaults_are_those_of_the_stages(files, tmp_path, monkeypatch):
         ("dpo_beta", "beta"),
         ("value_clip", "value_clip_range"),
         ("lam", "gae_lambda"),
+        ("base_model", "model_name"),
+        ("prompts", "prompt_dataset"),
     ],
 )
 def test_a_wrong_field_is_answered_with_the_right_one(wrong, right):
     with pytest.raises(ConfigError, match=rf"{wrong}: .*'{right}'"):
         RLHFConfig(model_name="embedded", **{wrong: 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "calls"),
+    [
+        ("max_grad_norm", "max_grad_norm", {"train_sft", "train_reward_model", "train_ppo", "train_grpo", "train_dpo"}),
+        ("value_model", "value_model", {"train_ppo"}),
+        ("critic_lr", "value_learning_rate", {"train_ppo"}),
+        ("use_lora", "model.lora", {"train_sft", "train_reward_model", "train_ppo", "train_grpo", "train_dpo"}),
+    ],
+)
+def test_a_key_of_single_stages_is_answered_with_the_calls_that_take_it(key, name, calls):
+    with pytest.raises(ConfigError) as caught:
+        RLHFConfig(model_name="embedded", **{key: 1})
+    (answer,) = (line for line in str(caught.value).splitlines() if f" {key}: " in line)
+    assert f"'{name}'" in answer
+    assert set(re.findall(r"train_\w+|evaluate", answer)) == calls
+
+
+def test_calls_and_fields_that_answers_name_are_there():
+    assert all(callable(getattr(RLHFTrainer, call)) and kind in stage_classes() for call, kind in CALLS.items())
+    keys = {key for kind in CALLS.values() for key in stage_classes()[kind].model_fields}
+    assert SET_BY.keys() <= keys
+    assert {field for fields in SET_BY.values() for field in fields} <= RLHFConfig.model_fields.keys()
 
 
 def test_a_config_is_read_from_yaml(tmp_path):
