@@ -151,6 +151,25 @@ def test_a_setting_written_as_an_option_is_answered_with_how_it_is_written(call,
     assert answer in " ".join(err.replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("feedback admit", "feedback restore-access"),
+        ("feedback prioritise", "feedback prioritize"),
+        ("feedback compare open", "feedback compare start"),
+        ("feedback plan", "feedback sample-size"),
+        ("runs diff", "runs compare"),
+    ],
+)
+def test_an_old_command_is_refused_with_its_new_name(call, monkeypatch, old, new):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert new in COMMANDS
+    code, out, err = call(*old.split(), "a", "--store", "b")
+    assert code == 2
+    assert not out
+    assert f"`rlhf {new}`" in err
+
+
 def test_every_command_explains_itself(call):
     for words in COMMANDS:
         code, out, _ = call(*words.split(), "--help")

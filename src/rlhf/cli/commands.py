@@ -65,6 +65,16 @@ COMMANDS = {
 """In the order of `rlhf --help`. The commands of one stage, such as `rlhf sft`, come after `run`: ``rlhf.cli.run.stages_with_commands``."""
 
 
+RENAMED = {
+    "feedback admit": "feedback restore-access",
+    "feedback prioritise": "feedback prioritize",
+    "feedback compare open": "feedback compare start",
+    "feedback plan": "feedback sample-size",
+    "runs diff": "runs compare",
+}
+"""Commands from before the first release, and what they are called now: the answer to an old script."""
+
+
 class LazyCommands(Mapping[str, Any]):
     """Name -> command of every command of `rlhf`; each is built when it is looked up.
 
@@ -114,7 +124,10 @@ class RLHFCommands(TyperGroup):
         return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As of any group, with a hint for an unknown command."""
+        """As of any group, with a hint for an unknown command, and for one that has another name now."""
+        for old, new in RENAMED.items():
+            if args[: len(words := old.split())] == words:
+                raise UsageError(f"No such command '{old}': it is called `rlhf {new}` now", ctx=ctx)
         if not args or args[0] in self.commands:
             return super().resolve_command(ctx, args)
         from rlhf.config.methods import method_behind
