@@ -85,7 +85,7 @@ CASES: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 """Method to patterns of the cases that compare it; matched from the test's name on."""
 NO_COUNTERPART: Mapping[str, str] = {
-    "reward_graded": "no implementation known; closed form in tests/unit/losses/test_ties.py",
+    "reward_graded": "no implementation known; closed form in tests/unit/losses/test_tie_losses.py",
     "reward_ensemble": "members are reward models as above; combination by hand in tests/unit/rewards",
     "kto_bco": "TRL 1.16 has none: against TRL 1.12's below; closed form in tests/unit/losses/test_unpaired.py",
     "vapo": "TRL has none; two lambdas by hand in tests/unit/losses/test_advantage.py, the rest as `ppo`",

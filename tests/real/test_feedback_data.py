@@ -32,7 +32,7 @@ from rlhf.feedback.agreement import (
 from rlhf.feedback.label_aggregation import dawid_skene, majority_vote
 from rlhf.feedback.readings import length_of
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
-from rlhf.losses.ties import davidson_loss, rao_kupper_loss
+from rlhf.losses.tie_losses import davidson_loss, rao_kupper_loss
 from tools import tempering_table
 
 GRADES = {"a-is-better": 2, "a-is-slightly-better": 1, "tie": 0, "b-is-slightly-better": -1, "b-is-better": -2}
@@ -72,7 +72,7 @@ def games(pandalm, majority):
 
 
 def strengths_by(games, loss, models):
-    """Strengths of mean 0 and a positive parameter of ties, at the maximum of a likelihood from ``losses/ties.py``."""
+    """Strengths of mean 0 and a positive parameter of ties, at the maximum of a likelihood from ``losses/tie_losses.py``."""
     first = torch.tensor([models.index(a if y >= 0.5 else b) for a, b, y in games])
     second = torch.tensor([models.index(b if y >= 0.5 else a) for a, b, y in games])
     tied = torch.tensor([y == 0.5 for *_, y in games])

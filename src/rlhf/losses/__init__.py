@@ -151,12 +151,12 @@ from rlhf.losses.supervised import label_smoothed_loss as label_smoothed_loss
 from rlhf.losses.supervised import nll_loss as nll_loss
 
 # [P] pairs of which some are tied; the outcomes' log-probabilities [P, 3]
-from rlhf.losses.ties import davidson_logprobs as davidson_logprobs
-from rlhf.losses.ties import davidson_loss as davidson_loss
-from rlhf.losses.ties import graded_loss as graded_loss
-from rlhf.losses.ties import ordered_margins as ordered_margins
-from rlhf.losses.ties import rao_kupper_logprobs as rao_kupper_logprobs
-from rlhf.losses.ties import rao_kupper_loss as rao_kupper_loss
+from rlhf.losses.tie_losses import davidson_logprobs as davidson_logprobs
+from rlhf.losses.tie_losses import davidson_loss as davidson_loss
+from rlhf.losses.tie_losses import graded_loss as graded_loss
+from rlhf.losses.tie_losses import ordered_margins as ordered_margins
+from rlhf.losses.tie_losses import rao_kupper_logprobs as rao_kupper_logprobs
+from rlhf.losses.tie_losses import rao_kupper_loss as rao_kupper_loss
 
 # [P] over a whole step
 from rlhf.losses.transport import aot_loss as aot_loss

@@ -1,4 +1,4 @@
-"""Replaces norms, rotations and gates of a model by C code (``rlhf.models.compiled_layers``) if the numbers are the same.
+"""Replaces norms, rotations and gates of a model by C code (``rlhf.native.kernels``) if the numbers are the same.
 
 A class or function is recognized by its structure, tested on a few random numbers, and replaced by one that decides at each call whether
 C is enabled and supports the input. Other computations (Gemma's ``1 + weight``, rotations of neighbors, clipped gates) keep their
@@ -18,13 +18,9 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from rlhf.models.attention import is_differentiable_twice
-from rlhf.models.compiled_layers import (
-    LETTERS,
+from rlhf.models.plain_layers import (
     allowed_gap,
     check_layers,
-    compiled_gate,
-    compiled_norm,
-    compiled_rotation,
     draw,
     largest_gap,
     plain_gate,
@@ -33,6 +29,7 @@ from rlhf.models.compiled_layers import (
 )
 from rlhf.models.weights import seeded
 from rlhf.native.compiled_mode import is_in_c
+from rlhf.native.kernels import LAYER_DTYPES, compiled_gate, compiled_norm, compiled_rotation
 
 Types = frozenset[tuple[torch.dtype, torch.dtype]]
 ROTATION = "apply_rotary_pos_emb"
@@ -141,7 +138,7 @@ def _is_silu(module: nn.Module) -> bool:
 def _agreed(gap: Callable[..., float], own: Callable[..., Any], *args: Any) -> Types:
     """Pairs of types of what is read for which a function computes what C does."""
     agreed = set()
-    for types in [(a, b) for a in LETTERS for b in LETTERS]:
+    for types in [(a, b) for a in LAYER_DTYPES for b in LAYER_DTYPES]:
         try:
             agrees = gap(own, *args, *types) <= allowed_gap(*types)
         except Exception:
@@ -191,7 +188,7 @@ def _rotation_gap(own: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype,
 
 
 def _may_take(*tensors: Any) -> bool:
-    plain = (type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.dtype in LETTERS for x in tensors)
+    plain = (type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.dtype in LAYER_DTYPES for x in tensors)
     return not torch.compiler.is_compiling() and is_in_c() and not is_differentiable_twice() and all(plain)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlhf.config.formulas import Learned
-from rlhf.losses.ties import ordered_margins
+from rlhf.losses.tie_losses import ordered_margins
 
 IN_WORDS: Mapping[str, str] = {
     "margins": "the score differences at which half of all judgments have a grade or a higher one",

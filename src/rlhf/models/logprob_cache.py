@@ -266,6 +266,7 @@ def _code_of_ours() -> str:
     """Hash of the code that lays rows out and scores them."""
     native = Path(rlhf.native.__file__).parent
     files = [Path(rlhf.data.pack.__file__), *sorted(Path(__file__).parent.glob("*.py")), *sorted(native.glob("*.[ch]"))]
+    files += sorted((native / "kernels").glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from rlhf.models.row_sums import DTYPES, RowSums, row_sums
 from rlhf.native.compiled_mode import is_in_c
+from rlhf.native.kernels import ROW_SUM_DTYPES, RowSums, row_sums
 
 TILE = 1 << 21
 """Logits alive at once on a CPU: 8 MB of float32, which stays near its cache."""
@@ -258,7 +258,7 @@ class _Tiles:
         self.hidden, self.weight = (hidden * self.scale).to(dtype), weight
         self.bias = None if bias is None else bias * self.scale
         self.transform, self.temperature = transform, temperature
-        plain = bias is None and transform.softcap is None and hidden.device.type == "cpu" and dtype in DTYPES
+        plain = bias is None and transform.softcap is None and hidden.device.type == "cpu" and dtype in ROW_SUM_DTYPES
         self.in_c = plain and in_c
         wide = tile_logits(hidden.device) // max(1, hidden.shape[0])
         self.width = max(1, min(weight.shape[0], wide - wide % BLOCK if wide > BLOCK else wide))

@@ -11,6 +11,7 @@ import torch
 
 import rlhf.models.attention as attention
 import rlhf.models.compiled_attention as module
+import rlhf.native.kernels.tree_kernel as kernel
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.attention import AttentionSettings, PackedLayout
@@ -128,8 +129,8 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(build, shape, fo
         own = library.FLAGS
         monkeypatch.setattr(library, "FLAGS", ["-march=x86-64" if "-march" in flag else flag for flag in own])
     more = macros or {}
-    monkeypatch.setattr(module, "load", lambda name, **others: load.__wrapped__(name, **others, **more))
-    monkeypatch.setattr(module, "_functions", functools.cache(module._functions.__wrapped__))
+    monkeypatch.setattr(kernel, "load", lambda name, **others: load.__wrapped__(name, **others, **more))
+    monkeypatch.setattr(kernel, "_functions", functools.cache(kernel._functions.__wrapped__))
     buckets, num_rows = tree_of(TREES["around a piece, a panel and a tile"])
     exact = inputs(num_rows, SHAPES[shape])
     truth = taught(tree_attention, exact, buckets, **form)
@@ -149,7 +150,7 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(build, shape, fo
 
 @pytest.mark.parametrize(("width", "value_width"), [(192, 128), (256, 128), (320, 320), (512, 512), (576, 512)])
 def test_wide_heads_pass_the_check_before_their_first_use(width, value_width):
-    module._checked_functions(width, value_width, half=True)
+    module._check(width, value_width, torch.bfloat16)
     gap, of_tiles = module._largest_gaps(width, value_width, torch.bfloat16)
     assert gap < of_tiles
     assert gap < module.ALLOWED_HALF_GAP or width > 256
@@ -169,7 +170,7 @@ def test_scores_are_not_rounded_under_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
-    monkeypatch.setattr(module, "SCORES_APIECE", 1)
+    monkeypatch.setattr(kernel, "SCORES_APIECE", 1)
     buckets, num_rows = tree_of([(70, 40, 3, 66, 20), (50, 20, 45), (9, 1)])
     tensors = [x.detach().to(dtype).requires_grad_() for x in inputs(num_rows, (6, 3, 32, 32))]
     before = torch.get_num_threads()
@@ -273,8 +274,8 @@ def test_where_the_system_refuses_tiles_it_does_without(monkeypatch):
         asked.append(macros)
         return load(name, **macros) if "TILES" in macros else Refused()
 
-    monkeypatch.setattr(module, "load", refusing)
-    monkeypatch.setattr(module, "_functions", module._functions.__wrapped__)
+    monkeypatch.setattr(kernel, "load", refusing)
+    monkeypatch.setattr(kernel, "_functions", kernel._functions.__wrapped__)
     buckets, num_rows = tree_of([(60, 40, 30)])
     tensors = inputs(num_rows, SHAPES["A"], torch.bfloat16)
     ours, other = (taught(attend, tensors, buckets) for attend in (compiled_tree_attention, tree_attention))
@@ -294,14 +295,14 @@ def test_it_cannot_be_asked_for_without_a_compiler(monkeypatch):
 @pytest.mark.parametrize("result", [0.0, math.nan], ids=str)
 def test_a_library_that_computes_something_else_is_found_before_its_first_use(dtype, result, monkeypatch):
     monkeypatch.setattr(module, "_CHECKED", set())
-    own = module._run
+    own = kernel._run
 
     def wrong(name, tensors, trees, asked, **others):
         own(name, tensors, trees, asked, **others)
         if name == "backward":
             others["grad_key"].fill_(result)
 
-    monkeypatch.setattr(module, "_run", wrong)
+    monkeypatch.setattr(kernel, "_run", wrong)
     buckets, num_rows = tree_of([(3, 2, 4)])
     tensors = inputs(num_rows, SHAPES["A"], dtype)
     for _ in range(2):

@@ -15,17 +15,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
-import rlhf.models.compiled_layers as module
 import rlhf.models.kernel_patching as choice
+import rlhf.native.kernels.layer_kernels as module
 from rlhf.config.model import LoRAConfig
 from rlhf.data.pack import pack
 from rlhf.errors import TrainingError
+from rlhf.models import plain_layers
 from rlhf.models.adapters import add_lora, enable_checkpointing
 from rlhf.models.attention import differentiable_twice
-from rlhf.models.compiled_layers import compiled_gate, compiled_norm, compiled_rotation
 from rlhf.models.score import score
 from rlhf.native import library
 from rlhf.native.compiled_mode import in_c
+from rlhf.native.kernels import compiled_gate, compiled_norm, compiled_rotation
 from rlhf.native.library import compiler
 from tests.fixtures import toy
 from tests.fixtures.rounding import DRAWS, TIMES, assert_same_but_for_rounding, round_weights, rounding_noise
@@ -120,7 +121,7 @@ def test_a_number_that_is_none_stays_in_its_row(number):
     assert out[rest].isfinite().all()
     assert grad[rest].isfinite().all()
     assert all(x.isnan().any() for x in (out[40], grad[40], grad_weight))
-    for ours, torchs in zip(taught(compiled_gate, x, x), taught(module.plain_gate, x, x), strict=True):
+    for ours, torchs in zip(taught(compiled_gate, x, x), taught(plain_layers.plain_gate, x, x), strict=True):
         assert torch.equal(ours.isfinite(), torchs.isfinite())
     turned = compiled_rotation(x[None, None], torch.ones(1, 70, 20), torch.zeros(1, 70, 20))[0, 0]
     assert not turned[40, 3].isfinite()
@@ -140,10 +141,10 @@ def test_in_bfloat16_they_are_as_near_to_the_truth_as_torch_is(types, march, mon
     angles = [draw(1, 70, 32, seed=n).to(second) for n in (1, 2)]
     heads, gates = [draw(1, 4, 70, 32).to(first)], [draw(70, 63, seed=n).to(first) for n in (1, 2)]
     tries = (
-        (lambda x, w: compiled_norm(x, w, 1e-5), lambda x, w: module.plain_norm(x, w, 1e-5), norm, tensors),
-        (lambda x: compiled_rotation(x, *angles), lambda x: module.plain_rotation(x, *angles),
+        (lambda x, w: compiled_norm(x, w, 1e-5), lambda x, w: plain_layers.plain_norm(x, w, 1e-5), norm, tensors),
+        (lambda x: compiled_rotation(x, *angles), lambda x: plain_layers.plain_rotation(x, *angles),
          rotation(*(a.double() for a in angles)), heads),
-        (compiled_gate, module.plain_gate, gate, gates),
+        (compiled_gate, plain_layers.plain_gate, gate, gates),
     )  # fmt: skip
     for mine, torchs, exact, leaves in tries:
         found, theirs, truth = (
@@ -208,9 +209,9 @@ def test_what_a_user_set_as_default_type_does_not_matter():
 
 
 def test_they_may_be_compared_for_the_first_time_where_nothing_is_differentiated():
-    module.check_layers.cache_clear()
+    plain_layers.check_layers.cache_clear()
     with torch.inference_mode():
-        module.check_layers()
+        plain_layers.check_layers()
 
 
 # ---- in models
@@ -427,7 +428,7 @@ class NarrowRMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
 
     def forward(self, x):
-        return module.plain_norm(x.float(), self.weight, self.eps).to(x.dtype)
+        return plain_layers.plain_norm(x.float(), self.weight, self.eps).to(x.dtype)
 
 
 def test_a_class_that_gives_another_type_keeps_its_code_for_that(calls):
@@ -479,7 +480,7 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(na
 
     monkeypatch.setattr(module, "_library", Wrong)
     monkeypatch.setattr(torch, "empty_like", lambda x, **kwargs: torch.full_like(x, result, **kwargs))
-    monkeypatch.setattr(choice, "check_layers", module.check_layers.__wrapped__)
+    monkeypatch.setattr(choice, "check_layers", plain_layers.check_layers.__wrapped__)
     model = build(family("llama"))
     for _ in range(2):
         with in_c(True), pytest.raises(TrainingError, match=r"off by .*compiled"):

@@ -9,13 +9,13 @@ import platform
 import pytest
 import torch
 
-import rlhf.models.row_sums as module
+import rlhf.native.kernels.softmax_sums as module
 from rlhf.errors import TrainingError
 from rlhf.models import logprobs
 from rlhf.models.logprobs import LogitTransform, token_logprobs
-from rlhf.models.row_sums import row_sums
 from rlhf.native import library
 from rlhf.native.compiled_mode import in_c
+from rlhf.native.kernels import row_sums
 from rlhf.native.library import compiler
 
 pytestmark = [
@@ -192,8 +192,8 @@ def test_what_c_would_read_wrongly_is_refused():
 @pytest.mark.parametrize(("rows", "width"), [(23, 91136), (3000, 640), (1 << 20, 2)])
 def test_tiles_are_whole_blocks_wide_where_they_can_be(rows, width):
     tiles = logprobs._Tiles(
-        torch.empty(rows, 1, device="meta"),
-        torch.empty(1 << 17, 1, device="meta"),
+        torch.empty(rows, 1),
+        torch.empty(1 << 17, 1),
         None,
         1.0,
         LogitTransform(),

@@ -15,8 +15,8 @@ from rlhf.models.adapters import add_lora
 from rlhf.models.policy import PolicyModel
 from rlhf.native import library, threads
 from rlhf.native.compiled_mode import in_c
+from rlhf.native.kernels import DecodeKernels, decode_kernels
 from rlhf.native.library import compiler
-from rlhf.rollout import compiled as compiled_module
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
 from rlhf.rollout.compiled import CompiledModel, can_compile
 from rlhf.rollout.engines import build_engine
@@ -182,16 +182,16 @@ def test_every_way_of_drawing_gives_the_same(sampling, word_tokenizer):
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 def test_two_threads_give_the_bits_of_one(autocast, word_tokenizer, monkeypatch, two_threads):
-    monkeypatch.setattr(compiled_module, "UNITS_APIECE", 2)
-    monkeypatch.setattr(compiled_module, "ROWS_APIECE", 1)
+    monkeypatch.setattr(decode_kernels, "UNITS_APIECE", 2)
+    monkeypatch.setattr(decode_kernels, "ROWS_APIECE", 1)
     shared = []
     own = threads._pool
     monkeypatch.setattr(threads, "_pool", lambda count: shared.append(count) or own(count))
     policy = PolicyModel(build_family("qwen3"), word_tokenizer)
     both = ask(LocalEngine(policy, compiled=True, autocast=autocast))
     assert shared
-    monkeypatch.setattr(compiled_module, "UNITS_APIECE", 1 << 30)
-    monkeypatch.setattr(compiled_module, "ROWS_APIECE", 1 << 30)
+    monkeypatch.setattr(decode_kernels, "UNITS_APIECE", 1 << 30)
+    monkeypatch.setattr(decode_kernels, "ROWS_APIECE", 1 << 30)
     shared.clear()
     alone = ask(LocalEngine(policy, compiled=True, autocast=autocast))
     assert not shared
@@ -296,12 +296,13 @@ def test_what_is_left_of_a_rounded_sum_goes_to_a_token_that_can_be_drawn():
     assert int(made(False).draw(given, uniform, SAMPLED).tokens.max()) < BLOCK - 20
 
 
-def call(name: str, half: bool, given: torch.Tensor, width: int, *rest: float) -> torch.Tensor:
-    """A function of the library that makes rows of a given width."""
-    out = torch.empty(len(given), width, dtype=torch.bfloat16 if half else torch.float32)
-    getattr(compiled_module._functions(8, half=half)[0], name)(
-        given.data_ptr(), out.data_ptr(), len(given), width, *rest
-    )
+def kernels(half: bool) -> DecodeKernels:
+    return DecodeKernels(8, torch.bfloat16 if half else torch.float32, block=BLOCK)
+
+
+def normed(half: bool, given: torch.Tensor, eps: float) -> torch.Tensor:
+    out = torch.empty_like(given, dtype=torch.bfloat16 if half else torch.float32)
+    kernels(half).norm(given, out, eps)
     return out
 
 
@@ -310,7 +311,7 @@ def test_a_norm_is_rounded_to_the_nearest(half):
     torch.manual_seed(0)
     given = torch.randn(50, 200)
     exact = given.double() / (given.double().square().mean(-1, keepdim=True) + 1e-3).sqrt()
-    found = call("norm", half, given, 200, 1e-3)
+    found = normed(half, given, 1e-3)
     if half:
         assert (
             found != exact.bfloat16()
@@ -322,7 +323,7 @@ def test_a_norm_is_rounded_to_the_nearest(half):
 def test_every_nan_stays_one_when_it_is_rounded():
     given = torch.ones(1, 16)
     given.view(torch.int32)[0, 3] = 0x7FFFFFFF
-    assert call("norm", True, given, 16, 1e-6).isnan().all()
+    assert normed(True, given, 1e-6).isnan().all()
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -330,10 +331,10 @@ def test_a_gate_is_right_at_any_size(half):
     dtype = torch.bfloat16 if half else torch.float32
     gate = torch.tensor([-1e4, -200.0, -90.0, -88.0, -20.0, -1.0, 0.0, 1e-3, 1.0, 20.0, 90.0, 1e4]).to(dtype)
     up = torch.full_like(gate, 0.75)
-    found = call("silu_product", half, torch.cat([gate, up])[None], len(gate))[0]
+    found = kernels(half).silu_product(torch.cat([gate, up])[None])[0]
     expected = torch.nn.functional.silu(gate.double()) * 0.75
     assert torch.allclose(found.double(), expected, rtol=1e-2 if half else 1e-6, atol=1e-30)
-    assert call("silu_product", half, torch.full((1, 2), math.nan, dtype=dtype), 1).isnan().all()
+    assert kernels(half).silu_product(torch.full((1, 2), math.nan, dtype=dtype)).isnan().all()
 
 
 def test_a_library_that_is_wrong_in_half_precision_is_seen(word_tokenizer, monkeypatch, caplog):
@@ -396,7 +397,7 @@ def test_guesses_and_it_exclude_each_other():
 
 
 def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_path):
-    compiled_module._functions.cache_clear()
+    decode_kernels._functions.cache_clear()
     library.load.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)

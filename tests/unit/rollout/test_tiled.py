@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from rlhf.models.policy import PolicyModel
+from rlhf.native.kernels import DecodeKernels, TiledLinear, can_tile, decode_kernels, tiled_linear
 from rlhf.native.library import compiler
-from rlhf.rollout import compiled as compiled_module
-from rlhf.rollout import tiled as tiled_module
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.fused import Projection
 from rlhf.rollout.fused_selection import compare
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
-from rlhf.rollout.tiled import TiledProjection, fits
+from rlhf.rollout.sampling import BLOCK
 from tests.unit.rollout.helpers import FUSED_FAMILIES, build_family, build_prompts
 from tests.unit.rollout.test_compiled import ask, logits
 
@@ -27,9 +26,13 @@ pytestmark = [
 IDS = [prompt.ids for prompt in build_prompts()]
 
 
+def kernels() -> DecodeKernels:
+    return DecodeKernels(8, torch.bfloat16, block=BLOCK)
+
+
 @pytest.fixture(autouse=True)
 def _where_there_are_tiles():
-    if not compiled_module._functions(8, half=True)[1]:
+    if not kernels().has_tiles:
         pytest.skip("this processor has no tiles of bfloat16 (AMX)")
     with torch.no_grad():
         yield
@@ -39,15 +42,15 @@ def _where_there_are_tiles():
 def three_threads(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    monkeypatch.setattr(tiled_module, "APIECE", 1)
-    monkeypatch.setattr(compiled_module, "NUMBERS_APIECE", 1)
+    monkeypatch.setattr(tiled_linear, "APIECE", 1)
+    monkeypatch.setattr(decode_kernels, "NUMBERS_APIECE", 1)
     yield
     torch.set_num_threads(before)
 
 
-def projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> TiledProjection:
-    assert fits(weight)
-    return TiledProjection(weight, bias, compiled_module._functions(8, half=True)[0])
+def projection(weight: torch.Tensor, bias: torch.Tensor | None = None) -> TiledLinear:
+    assert can_tile(weight)
+    return kernels().tiled_linear(weight, bias)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 31, 32, 33, 48, 100])
@@ -107,7 +110,7 @@ def test_more_threads_give_the_same_bits(three_threads):
 
 @pytest.mark.parametrize("wide", [16, 30, 33])
 def test_what_does_not_fit_is_torchs(wide):
-    assert not fits(torch.empty(8, wide))
+    assert not can_tile(torch.empty(8, wide))
 
 
 def compiled(model, **changed) -> CompiledModel:
@@ -125,8 +128,8 @@ def test_a_step_in_one_call_is_what_its_parts_are(family, monkeypatch):
     by_parts = compiled(model)
     by_parts._weights = None
     assert torch.equal(logits(model, by_parts), found)  # the same functions in the same order
-    library = compiled_module._functions(8, half=True)[0]
-    monkeypatch.setattr(compiled_module, "_functions", lambda *_, **__: (library, False))
+    library = decode_kernels._functions(8, BLOCK, half=True)[0]
+    monkeypatch.setattr(decode_kernels, "_functions", lambda *_, **__: (library, False))
     without = compiled(model)
     assert without._weights is None
     assert all(isinstance(layer.down, Projection) for layer in without.layers)
@@ -163,7 +166,7 @@ def test_an_interrupt_before_one_thread_begins_leaves_no_other_waiting(word_toke
     policy = PolicyModel(build_family("llama"), word_tokenizer)
     engine = LocalEngine(policy, compiled=True, autocast="bfloat16")
     expected = ask(engine)
-    own, steps = compiled_module.together, [5]
+    own, steps = decode_kernels.together, [5]
 
     def interrupted(call, **how):
         steps[0] -= 1
@@ -175,7 +178,7 @@ def test_an_interrupt_before_one_thread_begins_leaves_no_other_waiting(word_toke
 
         own(instead, **how)
 
-    monkeypatch.setattr(compiled_module, "together", interrupted)
+    monkeypatch.setattr(decode_kernels, "together", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ask(engine)
     assert steps == [0]

@@ -17,7 +17,7 @@ from rlhf.errors import TrainingError
 from rlhf.native.library import load
 from rlhf.native.threads import in_parts
 
-DTYPES = (torch.float32, torch.bfloat16)
+ROW_SUM_DTYPES = (torch.float32, torch.bfloat16)
 """Of logits that the C file is written for."""
 ELEMENTS_APIECE = 1 << 15
 """Logits that a thread gets at least."""
@@ -60,10 +60,12 @@ class _Rows(Structure):
 def row_sums(
     logits: Tensor, *, expected: bool = False, squares: bool = False, total: bool = False, probs: Tensor | None = None
 ) -> RowSums:
-    """Sums over each row of a tile.
+    """Sums over each row of a tile: with p = softmax(x), log sum exp(x), sum p x, sum p^2 and sum x.
+
+    The largest logit is subtracted first, so no exponent overflows.
 
     Args:
-        logits: [M, tile] on the CPU, contiguous, of one of ``DTYPES``.
+        logits: [M, tile] on the CPU, contiguous, of one of ``ROW_SUM_DTYPES``.
         expected: Also the logits' mean under their softmax.
         squares: Also the sum of the squared probabilities.
         total: Also the sum of the logits.

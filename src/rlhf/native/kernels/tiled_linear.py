@@ -36,11 +36,14 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 """Types of the arguments of each function in C."""
 
 
-class TiledProjection:
-    """A linear map whose weight was laid out in tiles; rounded to bfloat16, as are what it is given and what it gives."""
+class TiledLinear:
+    """``x W^T + b``: weight, input and output are rounded to bfloat16, sums and bias are float32.
+
+    ``DecodeKernels.tiled_linear`` makes one.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, library: ctypes.CDLL) -> None:
-        """Lay out weight [out, in] and keep bias [out] in float32; ``fits`` holds for the weight.
+        """Lay out weight [out, in] and keep bias [out] in float32; ``can_tile`` holds for the weight.
 
         Args:
             weight: Of any type.
@@ -79,7 +82,7 @@ class TiledProjection:
         return y
 
 
-def fits(weight: Tensor) -> bool:
+def can_tile(weight: Tensor) -> bool:
     """Whether a weight [out, in] can be laid out in tiles."""
     wide = weight.shape[1]
     return wide >= DEEP and wide % 2 == 0

@@ -11,7 +11,7 @@ import torch
 from rlhf.errors import ConfigError, DataError, UnknownNameError
 from rlhf.evaluation.ratings.bradley_terry import TIES, bradley_terry_ratings
 from rlhf.evaluation.ratings.outcome_models import davidson, half_ties, rao_kupper
-from rlhf.losses.ties import davidson_loss, rao_kupper_loss
+from rlhf.losses.tie_losses import davidson_loss, rao_kupper_loss
 
 
 def played(rng, strengths, n, *, tie_frac=0.0, prefix="s"):

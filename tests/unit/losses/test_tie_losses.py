@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlhf.errors import ConfigError
 from rlhf.losses.reward import bradley_terry_loss
 from rlhf.losses.segments import segment_sum, split_pairs
-from rlhf.losses.ties import (
+from rlhf.losses.tie_losses import (
     davidson_logprobs,
     davidson_loss,
     graded_loss,
