@@ -26,13 +26,13 @@ from rlhf.merging.arithmetic import distance
 from rlhf.merging.json_file import read_json
 from rlhf.merging.layers import place_of
 from rlhf.merging.lora import CONFIG, PREFIX, WEIGHTS, Adapter
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.merge_report import REPORT_FILE, MergeReport, by_layer
 from rlhf.merging.method_call import called
 from rlhf.merging.method_table import method_named
 from rlhf.merging.output_folder import check_empty
 from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import find_folder
-from rlhf.merging.report import REPORT_FILE, MergeReport, by_layer
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import merge_card
 

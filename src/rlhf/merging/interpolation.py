@@ -13,8 +13,8 @@ from torch import nn
 from rlhf.config.merging import MergeConfig, ModelReference
 from rlhf.errors import ConfigError, ModelError, kind_of
 from rlhf.merging.layers import place_of, stacks
+from rlhf.merging.merge_method import Parameter
 from rlhf.merging.merger import ModelMerger
-from rlhf.merging.method import Parameter
 from rlhf.merging.parameters import value_of
 from rlhf.merging.parents import open_parent
 

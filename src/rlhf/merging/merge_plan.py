@@ -11,7 +11,7 @@ import torch
 from rlhf.config.merging import MergeConfig, OutputSlice, SliceInput
 from rlhf.errors import ConfigError, ModelError
 from rlhf.merging.layers import VOCABULARY, comes_before, count_key, name_in, place_of
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 from rlhf.merging.method_table import method_named
 from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import Parent, by_label, check_fit, is_buffer, missing_tensor, open_parent, tied_copies

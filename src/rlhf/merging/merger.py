@@ -32,9 +32,9 @@ from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, sto
 from rlhf.merging.adapter_merge import merge_adapters
 from rlhf.merging.combine import merged_tensor, survey
 from rlhf.merging.merge_plan import MergePlan, TensorTask, plan_merge
+from rlhf.merging.merge_report import REPORT_FILE, MergeReport, report_of
 from rlhf.merging.method_table import code_of
 from rlhf.merging.output_folder import check_empty, finished
-from rlhf.merging.report import REPORT_FILE, MergeReport, report_of
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import write_side_files
 from rlhf.version import __version__

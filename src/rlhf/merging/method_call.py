@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf.errors import ModelError, RLHFError, text_of
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 from rlhf.seeds import derive_seed
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf.errors import ConfigError, InterruptedRun, did_you_mean, look_up, text_of
 from rlhf.files import sha256
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 
 METHODS: Mapping[str, str] = {
     "linear": "rlhf.merging.methods.linear:LINEAR",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rlhf.errors import ModelError
-from rlhf.merging.report import REPORT_FILE, MergeReport
+from rlhf.merging.merge_report import REPORT_FILE, MergeReport
 
 
 def finished(folder: Path, key: str) -> MergeReport | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlhf.errors import ConfigError, did_you_mean
-from rlhf.merging.method import MergeMethod, Parameter
+from rlhf.merging.merge_method import MergeMethod, Parameter
 from rlhf.merging.method_table import known_settings
 
 Levels = Iterable[Mapping[str, Any] | None]

@@ -12,7 +12,7 @@ import yaml
 from rlhf.files import write_json, write_text
 from rlhf.formatting import bytes_text
 from rlhf.merging.merge_plan import MergePlan, output_config
-from rlhf.merging.report import REPORT_FILE, MergeReport
+from rlhf.merging.merge_report import REPORT_FILE, MergeReport
 from rlhf.merging.vocabulary import TOKENIZER_FILES, chat_template, load_tokenizer
 from rlhf.version import __version__
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from rlhf.config.merging import MergeConfig
 from rlhf.errors import ConfigError, check_type
 from rlhf.files import delete, write_json
+from rlhf.merging.merge_report import MergeReport
 from rlhf.merging.merger import ModelMerger
 from rlhf.merging.output_folder import check_empty
-from rlhf.merging.report import MergeReport
 
 SOUP_FILE = "soup.json"
 Evaluate = Callable[[Path], float]

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.config.merging import MergeConfig
 from rlhf.errors import ConfigError
-from rlhf.merging.method import Parameter
+from rlhf.merging.merge_method import Parameter
 from rlhf.merging.parameters import resolved, value_of
 
 # As in mergekit's README and examples folder; names of models are short here.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.errors import ConfigError, UnknownNameError
 from rlhf.merging.arithmetic import drop, trim
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 from rlhf.merging.method_table import METHODS, method_named
 from rlhf.merging.methods.linear import linear
 from rlhf.merging.methods.model_stock import model_stock

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf.merging.arithmetic import blocks, flat
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 
 
 def linear(tensors: list[Tensor], base: Tensor | None, *, weight: list[float], normalize: bool = True) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 
 SMALLEST = 1e-6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 
 
 def passthrough(tensors: list[Tensor], base: Tensor | None, *, scale: list[float] | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf.merging.arithmetic import flat
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 
 NEARLY_PARALLEL = 0.9995
 """Above this |cos| the arc is a line."""

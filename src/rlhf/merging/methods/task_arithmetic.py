@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rlhf.merging.arithmetic import combine, task_vectors
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 
 
 def task_arithmetic(

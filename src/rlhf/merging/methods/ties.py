@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlhf.merging.arithmetic import combine, task_vectors, trim, trim_below
-from rlhf.merging.method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod
 from rlhf.merging.thresholds import magnitude_thresholds
 
 
