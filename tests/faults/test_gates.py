@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import pytest
 
+from rlhf.errors import ModelError
 from rlhf.files import sha256
 from rlhf.pipeline.stages import gate
 from rlhf.registry import registry as registry_module
@@ -135,3 +137,31 @@ def test_a_gate_measures_again_where_another_process_promotes_meanwhile(times, m
             pipeline.run()
         assert len(measured) == gate.MAX_ATTEMPTS
         assert registry.history()[-1].reason == "meanwhile"
+
+
+@pytest.mark.parametrize("promotes", [True, False])
+def test_weights_that_nobody_measured_are_never_promoted(promotes, models, tmp_path, monkeypatch):
+    """The candidate's file is replaced while the gate decides."""
+    monkeypatch.setattr("rlhf.pipeline.run.write_report", lambda run: run / "report.html")
+    candidate = model(tmp_path / "candidate", 2)
+    measured = sha256(candidate / "model.safetensors")
+    registry = Registry(tmp_path / "registry")
+    registry.promote(models[0])
+    decide = gate._decided
+
+    def meanwhile(*args):
+        found = decide(*args)
+        shutil.copyfile(f"{models[1]}/model.safetensors", candidate / "model.safetensors")
+        return found
+
+    monkeypatch.setattr(gate, "_decided", meanwhile)
+    settings = {"candidate": str(candidate), "require": told("pass"), "promote": promotes}
+    pipeline = gated(tmp_path, {"gate": settings})
+    with pytest.raises(ModelError, match="changed"):
+        pipeline.run()
+    assert registry.aliases() == {"champion": 1}
+    assert len(registry.versions()) == len(registry.history()) == 1
+    monkeypatch.setattr(gate, "_decided", decide)
+    pipeline.run()  # measures what is there now
+    again = sha256(tmp_path / "runs" / "run" / "gate" / "model" / "model.safetensors")
+    assert again == sha256(candidate / "model.safetensors") != measured

@@ -170,6 +170,7 @@ class Registry:
         reason: str = "",
         evidence: Path | str | None = None,
         instead_of: int | None = ANY,
+        content: str | None = None,
     ) -> Version:
         """Copy a model into the registry, and let an alias name it, in one step that a kill undoes or finishes.
 
@@ -181,11 +182,12 @@ class Registry:
             reason: For people.
             evidence: A file that the decision is based on; its hash is kept.
             instead_of: What the alias names when the decision is made (None: nothing); by default it is not asked for.
+            content: ``content_of`` the folder when the decision was made; by default it may hold anything.
 
         Raises:
             ConfigError: The alias is malformed.
             AliasMovedError: The alias names something else than ``instead_of`` by now.
-            ModelError: There is no model folder.
+            ModelError: There is no model folder, or its files are not those of ``content``, or change while they are copied.
             StorageError: The disk is full.
         """
         check_alias(alias)
@@ -198,7 +200,7 @@ class Registry:
                     f"{alias} of {self.folder} names {_named(present)} by now, and the decision was made against {_named(instead_of)}; "
                     "decide again."
                 )
-            version = self._add(source.resolve())
+            version = self._add(source.resolve(), content)
             self._record("promote", alias, version.number, reason=reason, evidence=evidence, candidate=str(source))
             return version
 
@@ -265,10 +267,15 @@ class Registry:
     def _home(self, number: int) -> Path:
         return self.folder / VERSIONS / f"{number:04d}"
 
-    def _add(self, source: Path) -> Version:
+    def _add(self, source: Path, expected: str | None) -> Version:
         """The version with this model's files; copied where there is none yet, or none that is still as it was added."""
-        files = {file.relative_to(source).as_posix(): sha256(file) for file in _files_of(source)}
-        content = hashlib.sha256("".join(f"{name}={digest};" for name, digest in files.items()).encode()).hexdigest()
+        files = _hashes_of(source)
+        content = _content(files)
+        if expected not in (None, content):
+            raise ModelError(
+                f"The files of {source} were changed since it was decided to promote them, so nobody measured what is there now. "
+                "Measure it again."
+            )
         for version in self.versions():
             if version.content == content and self._is_whole(version.number):
                 return version
@@ -282,6 +289,8 @@ class Registry:
             aside = home.with_name(f".{home.name}.{secrets.token_hex(4)}.tmp")
             try:
                 shutil.copytree(source, aside / "model")
+                if _hashes_of(aside / "model") != files:
+                    raise ModelError(f"The files of {source} change while they are copied; wait for who writes them.")
                 if (aside / "model" / ADAPTER).is_file():
                     files = _with_base(source, aside / "model", files)
                 version = Version(
@@ -357,6 +366,19 @@ def check_alias(alias: str) -> None:
             f"An alias can't be called {alias!r}; give letters, digits, - and _, a letter first, and neither "
             f"{' nor '.join(sorted(_TAKEN))}."
         )
+
+
+def content_of(folder: Path | str) -> str:
+    """Hash of all files of a model's folder with their names, as ``Version.content``."""
+    return _content(_hashes_of(Path(folder)))
+
+
+def _hashes_of(folder: Path) -> dict[str, str]:
+    return {file.relative_to(folder).as_posix(): sha256(file) for file in _files_of(folder)}
+
+
+def _content(files: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{name}={digest};" for name, digest in files.items()).encode()).hexdigest()
 
 
 def _files_of(folder: Path) -> list[Path]:

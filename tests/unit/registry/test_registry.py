@@ -16,7 +16,7 @@ import pytest
 from rlhf.errors import ConfigError, DataError, ModelError, StorageError
 from rlhf.registry import registry as registry_module
 from rlhf.registry.history import FILE, read_history
-from rlhf.registry.registry import Registry
+from rlhf.registry.registry import Registry, content_of
 
 
 def model(folder, weights="w1"):
@@ -189,7 +189,7 @@ def test_a_failure_at_any_step_leaves_the_old_or_the_new_champion(registry, tmp_
 
 PROMOTER = """
 import sys
-from rlhf.registry.registry import Registry
+from rlhf.registry.registry import Registry, content_of
 registry = Registry(sys.argv[1])
 print("ready", flush=True)
 for number in range(10_000):
@@ -225,3 +225,23 @@ def test_killed_at_any_moment_nothing_is_lost(registry, tmp_path):
 def test_it_loads_without_torch():
     code = "import sys; import rlhf.registry.registry; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_the_files_that_a_decision_was_about_are_promoted(registry, tmp_path, monkeypatch):
+    source = model(tmp_path / "a")
+    content = content_of(source)
+    assert registry.promote(source, content=content).content == content
+    (source / "model.safetensors").write_text("other")
+    with pytest.raises(ModelError, match="changed"):
+        registry.promote(source, content=content)
+    copytree = shutil.copytree
+
+    def slow_copy(*args, **kwargs):
+        (source / "model.safetensors").write_text("still being written")
+        return copytree(*args, **kwargs)
+
+    monkeypatch.setattr(registry_module.shutil, "copytree", slow_copy)
+    with pytest.raises(ModelError, match="copied"):
+        registry.promote(source)
+    assert registry.aliases() == {"champion": 1}
+    assert len(registry.versions()) == len(registry.history()) == 1

@@ -5,7 +5,7 @@
     3. copy the champion          -> model/
 
 After a kill anywhere the next run goes on: a gate.json that is there is not measured again, and a line with its hash is not written
-a second time.
+a second time. What is promoted is what was measured: the candidate's files are hashed before, and compared when they are copied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlhf.pipeline.manifest import now
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.gate_measurements import Contenders, measure_contenders
 from rlhf.pipeline.stages.inputs import load_policy
-from rlhf.registry.registry import DEFAULT, AliasMovedError, Registry
+from rlhf.registry.registry import DEFAULT, AliasMovedError, Registry, content_of
 
 MAX_ATTEMPTS = 3
 """Measurements, where other processes promote in between."""
@@ -43,7 +43,7 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
     Raises:
         GateError: The candidate failed, and later stages are not to go on; or there is no champion that they could go on from.
         UndecidedGateError: The same where the evidence says too little.
-        ModelError: The candidate is no folder.
+        ModelError: The candidate is no folder, or its files were changed since they were measured.
     """
     registry = Registry(registry_folder(stage, at.run_dir))
     evidence = at.folder / FILE
@@ -56,6 +56,10 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
     source = Path(document["candidate"]["folder"]) if version is None else registry.path(version)
     with write_folder_aside(at.folder / "model") as aside:
         shutil.copytree(source, aside, dirs_exist_ok=True)
+        if version is None and content_of(aside) != document["candidate"]["content"]:
+            raise ModelError(
+                f"The files of {source} were changed since the gate {at.name} measured them; run it again."
+            )
     leaves = called(stage.candidate.path) if passed else f"{stage.alias}, version {version}"
     return StageOutcome(
         f"{decision}, goes on with {leaves}. {document['reason'].removesuffix('.')}",
@@ -93,23 +97,24 @@ def registry_folder(stage: GateStage, run_dir: Path) -> Path:
 
 
 def _already_decided(stage: GateStage, at: StageContext, registry: Registry) -> Mapping[str, Any] | None:
-    """What an attempt decided that was killed behind its decision; None where the champion is another one by now."""
+    """What an attempt decided that was killed behind its decision; None where candidate or champion is another one by now."""
     path = at.folder / FILE
     if not path.is_file():
         return None
     document = read_evidence(path)
+    if registry.recorded(path, alias=stage.alias) is not None:
+        return document
     current = registry.current(stage.alias)
-    if registry.recorded(path, alias=stage.alias) is None and (document["champion"] or {}).get("version") != (
-        current.number if current is not None else None
-    ):
-        return None
-    return document
+    is_same_champion = (document["champion"] or {}).get("version") == (current.number if current is not None else None)
+    is_same_candidate = document["candidate"].get("content") == content_of(_folder_of(stage, at))
+    return document if is_same_champion and is_same_candidate else None
 
 
 def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str, Any]:
     """Measure and decide."""
     seed = seed_of(stage.seed)
     folder = _folder_of(stage, at)
+    content = content_of(folder)  # before anything is measured: what is promoted must be the same
     current = registry.current(stage.alias)
     candidate = load_policy(stage.candidate, at, seed=seed)
     champion, about = None, None
@@ -132,7 +137,12 @@ def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str
         "time": now(),
         "run": str(at.run_dir),
         "stage": at.name,
-        "candidate": {"name": names[0], "folder": str(folder), "fingerprint": candidate.fingerprint()},
+        "candidate": {
+            "name": names[0],
+            "folder": str(folder),
+            "fingerprint": candidate.fingerprint(),
+            "content": content,
+        },
         "champion": about,
         "registry": str(registry.folder),
         "alias": stage.alias,
@@ -167,7 +177,10 @@ def _carry_out(stage: GateStage, document: Mapping[str, Any], registry: Registry
     if not passed:
         registry.refuse(candidate, alias=stage.alias, reason=reason, evidence=evidence)
         return before
-    return registry.promote(candidate, alias=stage.alias, reason=reason, evidence=evidence, instead_of=before).number
+    content = document["candidate"]["content"]
+    return registry.promote(
+        candidate, alias=stage.alias, reason=reason, evidence=evidence, instead_of=before, content=content
+    ).number
 
 
 def _stop_where_asked(
