@@ -89,6 +89,25 @@ def test_a_gate_compares_both_on_the_same_items_and_its_file_replays(models, tmp
     assert replay(document).to_dict()["decision"] == document["decision"]
 
 
+def test_the_champion_is_asked_again_with_other_seeds(models, tmp_path):
+    """With the same seeds it could not differ from itself, and the check would pass whatever the sampling does."""
+    Registry(tmp_path / "registry").promote(models[0])
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Who is {n}?"}) + "\n" for n in range(12)))
+    settings = {
+        "prompts": str(prompts),
+        "judge": "tests.unit.evaluation.judge_for_tests:length",
+        "sampling": {"max_new_tokens": 6, "temperature": 1},
+        "require": [{"kind": "better", "metric": "judge_score"}],
+        "repeat": True,
+    }
+    gated(tmp_path, {"gate": {"candidate": models[0], **settings}}).run()
+    document = read_evidence(tmp_path / "runs" / "run" / "gate" / "gate.json")
+    score = document["measurements"]["metrics"]["judge_score"]
+    assert score["again"].keys() == score["champion"].keys()
+    assert score["again"] != score["champion"]
+
+
 def test_a_gate_that_stops_the_run_has_decided_all_the_same(models, tmp_path):
     Registry(tmp_path / "registry").promote(models[0])
     for decision, key, kind, code in (
@@ -132,8 +151,11 @@ def test_a_gate_that_only_decides_writes_no_history(models, tmp_path):
 def test_a_champion_whose_files_were_changed_is_compared_with_nobody(models, tmp_path):
     registry = Registry(tmp_path / "registry")
     registry.promote(models[0])
-    (registry.path() / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"config\.json"):
+    file = registry.path() / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # still a whole file, which loads
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
         gated(tmp_path, {"gate": {"candidate": models[1], "require": told("pass")}}).run()
 
 
@@ -216,6 +238,9 @@ def test_a_judge_or_prompts_that_training_saw_are_named(models, tmp_path):
     found = find_leakage(recipe.stages, recipe.stages["gate"])
     assert found.judge == ("grpo",)
     assert found.prompts == ("grpo",)
+    with pytest.raises(UndecidedGateError, match="rlhf registry promote"):
+        Pipeline(recipe).run()  # nothing but a comparison, and nobody to be compared with
+    Registry(tmp_path / "registry").promote(models[0])
     summary = Pipeline(recipe).run()
     assert any(alarm["stage"] == "gate" for alarm in summary["alarms"])
 

@@ -24,7 +24,7 @@ def above(requirement: BoundedRequirement, found: Measurements, confidence: floa
     if isinstance(measured, str):
         return undecided(measured)
     if isinstance(measured, MetricMeasurement) and not measured.candidate:
-        return interval_above(measured.name, measured.estimate, requirement.value, sign=sign)
+        return interval_above(measured.name, measured.estimate, requirement.value, sign=sign, confidence=confidence)
     pairs = measured.pairs(compared=False)
     if pairs.obstacle:
         return undecided(pairs.obstacle)

@@ -8,6 +8,10 @@ from rlhf.evaluation.gates.intervals_of_metrics import interval_above
 from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, minus_neutral, undecided
 from rlhf.evaluation.noninferiority import mean_above
 
+MIN_PROMPTS = 6
+"""n prompts that all agree come by chance in 2^-n of runs: 6.3 % at 4, 3.1 % at 5, and only from 6 on fewer than the 2.5 % of a gate at
+95 %."""
+
 
 def better(requirement: Better, measurements: Measurements, confidence: float) -> Ruling:
     """PASS if the two-sided interval of the mean gain lies above ``by``, FAIL if it lies below.
@@ -23,15 +27,19 @@ def better(requirement: Better, measurements: Measurements, confidence: float) -
     level = (1 + confidence) / 2
     if isinstance(measured, MetricMeasurement) and not measured.candidate:
         gain = measured.estimate if measured.compares else measured.gain
-        return interval_above(measured.name, gain, measured.neutral + sign * requirement.by, sign=sign)
-    if isinstance(measured, MetricMeasurement) and measured.compares:
-        pairs = measured.pairs(compared=False)
-        if pairs.obstacle:
-            return undecided(pairs.obstacle)
-        gains = sign * (pairs.candidate - measured.neutral)
-        return minus_neutral(mean_above(gains, requirement.by, confidence=level, largest=pairs.largest), measured)
-    pairs = measured.pairs(compared=True)
+        bound = measured.neutral + sign * requirement.by
+        return interval_above(measured.name, gain, bound, sign=sign, confidence=level)
+    compares = isinstance(measured, MetricMeasurement) and measured.compares
+    pairs = measured.pairs(compared=not compares)
     if pairs.obstacle:
         return undecided(pairs.obstacle)
+    if (n := pairs.candidate.size) < MIN_PROMPTS:
+        return undecided(
+            f"{n} prompts are too few for a gain: all agree by chance too often; give at least {MIN_PROMPTS}"
+        )
+    if isinstance(measured, MetricMeasurement) and compares:
+        gains = sign * (pairs.candidate - measured.neutral)
+        found = mean_above(gains, requirement.by, confidence=level, largest=pairs.largest)
+        return minus_neutral(found, measured, is_share=pairs.largest is not None)
     gains = sign * (pairs.candidate - pairs.champion)
     return mean_above(gains, requirement.by, confidence=level, largest=pairs.largest)

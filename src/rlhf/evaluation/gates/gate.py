@@ -15,6 +15,10 @@ from rlhf.evaluation.intervals import CONFIDENCE
 from rlhf.evaluation.paired_tests import holm
 
 NO_CHAMPION = "There is no champion yet, so there is nothing to compare with; the other requirements decide."
+ONLY_COMPARISONS = (
+    "There is no champion to compare with, and nothing that the candidate must reach by itself is required, so nothing is known of it. "
+    "Begin with a model that you have by `rlhf registry promote MODEL`, or require something of the first candidate, such as `at_least`."
+)
 NOT_COMPARED = "no_champion"
 """Key in the evidence of a requirement that had nothing to compare with."""
 
@@ -45,7 +49,7 @@ def decide(
 
     A pass is an intersection-union test (Berger 1982): each requirement is tested at the full level. A failure must survive Holm's
     correction for the number of requirements that can fail by chance; otherwise a candidate that meets twenty is failed in most runs.
-    Where there is no champion yet, comparisons are left out, and say so.
+    Where there is no champion yet, comparisons are left out, and say so; without another requirement that is UNDECIDED.
 
     Args:
         requirements: Of ``rlhf.config.requirements``.
@@ -68,7 +72,7 @@ def decide(
             rulings[requirement.label] = _decider(requirement)(requirement, measurements, confidence)
     rulings = _corrected(rulings, confidence)
     counted = {name: ruling for name, ruling in rulings.items() if not ruling.evidence.get(NOT_COMPARED)}
-    decision = combined(counted) if counted else Decision.PASS
+    decision = combined(counted)
     return GateDecision(decision=decision, reason=_reason(decision, counted, measurements), rulings=rulings)
 
 
@@ -103,12 +107,10 @@ def _numbers(ruling: Ruling) -> str:
 
 
 def _reason(decision: Decision, counted: Mapping[str, Ruling], measurements: Measurements) -> str:
+    if not counted:
+        return ONLY_COMPARISONS
     if decision is Decision.PASS:
         first = "" if measurements.has_champion else " It is the first champion: there was none to compare with."
         names = ", ".join(f"{name}{_numbers(ruling)}" for name, ruling in counted.items())
-        return (
-            f"Met: {names}.{first}"
-            if names
-            else "There was no champion to compare with, and nothing else was required."
-        )
+        return f"Met: {names}.{first}"
     return " ".join(f"{name}: {ruling.reason}" for name, ruling in counted.items() if ruling.decision is decision)

@@ -20,6 +20,7 @@ SCHEMA = 1
 FILE = "gate.json"
 SEAL = "sha256"
 """Key of the hash of everything else in the file."""
+PARTS = frozenset({"requirements", "measurements", "decision", "rulings", "confidence"})
 TOLERANCE = 1e-6
 """Relative, of numbers that another processor may round another way."""
 
@@ -36,6 +37,15 @@ def _hash_of(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
+def is_evidence(path: Path | str) -> bool:
+    """Whether a file is, or was before somebody edited it, what a gate wrote."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.keys() >= PARTS
+
+
 def read_evidence(path: Path | str) -> dict[str, Any]:
     """What a gate wrote.
 
@@ -46,10 +56,7 @@ def read_evidence(path: Path | str) -> dict[str, Any]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise DataError(f"{path} can't be read as the evidence of a gate: {err}.") from err
-    if (
-        not isinstance(found, dict)
-        or not {"requirements", "measurements", "decision", "rulings", "confidence"} <= found.keys()
-    ):
+    if not isinstance(found, dict) or not found.keys() >= PARTS:
         raise DataError(f"{path} is no evidence of a gate; give the {FILE} that a gate wrote.")
     if found.get("schema") != SCHEMA:
         raise DataError(

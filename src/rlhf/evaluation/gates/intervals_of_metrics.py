@@ -8,9 +8,12 @@ from typing import Any
 
 from rlhf.evaluation.decision import Decision, Ruling
 from rlhf.evaluation.gates.measurements import estimate_of, undecided
+from rlhf.formatting import percentage
 
 
-def interval_above(name: str, found: Mapping[str, Any] | None, bound: float, *, sign: int = 1) -> Ruling:
+def interval_above(
+    name: str, found: Mapping[str, Any] | None, bound: float, *, confidence: float, sign: int = 1
+) -> Ruling:
     """PASS where the whole interval is above the bound, FAIL where it is below, else UNDECIDED.
 
     p-values, which Holm's correction needs, are those of a normal distribution with the interval's width.
@@ -19,6 +22,7 @@ def interval_above(name: str, found: Mapping[str, Any] | None, bound: float, *, 
         name: Of the metric.
         found: ``Estimate.to_dict`` of its number, or of a difference.
         bound: In its units.
+        confidence: One-sided, that each end must have at least; an interval that came with less decides nothing.
         sign: -1 where the number should be below.
     """
     estimate = estimate_of(found)
@@ -27,6 +31,11 @@ def interval_above(name: str, found: Mapping[str, Any] | None, bound: float, *, 
         return undecided(f"{name} decides nothing: {why}")
     if estimate.high <= estimate.low:
         return undecided(f"the interval of {name} has no width, which shows no spread")
+    if (own := (1 + estimate.confidence) / 2) < confidence - 1e-9:
+        return undecided(
+            f"each end of the interval of {name} holds in {percentage(own)} of cases, and the gate asks for {percentage(confidence)}; "
+            "a lower `confidence` decides by it"
+        )
     low, high = (estimate.low, estimate.high) if sign > 0 else (-estimate.high, -estimate.low)
     limit = sign * bound
     decision = Decision.PASS if low > limit else Decision.FAIL if high < limit else Decision.UNDECIDED

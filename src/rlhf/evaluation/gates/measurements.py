@@ -184,10 +184,22 @@ class Measurements:
             ) from err
 
 
-def minus_neutral(ruling: Ruling, measured: MetricMeasurement) -> Ruling:
-    """The same, of a metric that compares by itself: its difference is from the value where neither is better."""
+def minus_neutral(ruling: Ruling, measured: MetricMeasurement, *, is_share: bool) -> Ruling:
+    """The same, of a metric that compares by itself: its difference is from the value where neither is better.
+
+    Args:
+        ruling: Of the differences.
+        measured: The metric.
+        is_share: Whether it lies in [0, 1]: then its interval ends there, too.
+    """
     reason = ruling.reason.replace("The difference", f"{measured.name} minus {measured.neutral:g}", 1)
-    return replace(ruling, reason=reason)
+    low, high = ruling.evidence.get("low"), ruling.evidence.get("high")
+    if not is_share or low is None or high is None:
+        return replace(ruling, reason=reason)
+    most = max(measured.neutral, 1 - measured.neutral)
+    ends = (max(low, -most), min(high, most))
+    reason = reason.replace(f"[{low:+.4g}, {high:+.4g}]", f"[{ends[0]:+.4g}, {ends[1]:+.4g}]", 1)
+    return replace(ruling, reason=reason, evidence={**ruling.evidence, "low": ends[0], "high": ends[1]})
 
 
 def undecided(why: str) -> Ruling:
@@ -218,7 +230,7 @@ def _too_few(name: str, whose: str, values: Values) -> str | None:
     known = sum(map(_known, values.values()))
     if values and known < MIN_SCORED_FRAC * len(values):
         return (
-            f"only {percentage(known / len(values), 0)} of the {whose}'s prompts have a number of {name}, fewer than "
+            f"only {percentage(known / len(values), 0)} of the prompts have a number of {name} of the {whose}, fewer than "
             f"{percentage(MIN_SCORED_FRAC, 0)}: "
             "what could not be measured is rarely a random part"
         )
@@ -226,8 +238,12 @@ def _too_few(name: str, whose: str, values: Values) -> str | None:
 
 
 def _flaky(name: str, champion: Values, again: Values) -> str | None:
-    both = [(champion[key], again[key]) for key in champion if key in again]
-    differences = [new - old for old, new in both if old is not None and new is not None]
+    if champion.keys() != again.keys():
+        return f"{name} of the champion was measured on other prompts when it was asked a second time"
+    if (why := _too_few(name, "champion, asked a second time", again)) is not None:
+        return why
+    both = ((old, again[key]) for key, old in champion.items())
+    differences = [new - old for old, new in both if _known(old) and _known(new)]
     found = mean_interval(differences, confidence=REPEAT_CONFIDENCE)
     if found.measured and (found.low > 0 or found.high < 0):
         return (

@@ -11,7 +11,10 @@ SHOWN = 5
 
 
 def no_alarm(requirement: NoAlarm, measurements: Measurements, confidence: float) -> Ruling:
-    """FAIL where one of the named guards spoke, UNDECIDED where one did not watch, else PASS."""
+    """FAIL where one of the named guards spoke, UNDECIDED where one did not watch, else PASS.
+
+    Without names, all are asked that watched, and any that spoke: an alarm says by itself that its guard watched.
+    """
     del confidence
     key = requirement.stage or ""
     stage = measurements.stages.get(key)
@@ -21,7 +24,9 @@ def no_alarm(requirement: NoAlarm, measurements: Measurements, confidence: float
                 f"alarms {key}".strip(), f"nothing is recorded of {key or 'the stage that made the candidate'}"
             )
         )
-    asked = requirement.alarms or list(stage.watched)
+    asked = requirement.alarms or list(
+        dict.fromkeys([*stage.watched, *(str(alarm.get("guard")) for alarm in stage.alarms)])
+    )
     spoke = [alarm for alarm in stage.alarms if alarm.get("guard") in asked]
     evidence = {
         "stage": stage.stage,

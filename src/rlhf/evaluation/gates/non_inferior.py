@@ -26,13 +26,16 @@ def non_inferior(requirement: NonInferior, measurements: Measurements, confidenc
     if isinstance(measured, MetricMeasurement):
         if not measured.candidate:
             found_gain = measured.estimate if measured.compares else measured.gain
-            return interval_above(measured.name, found_gain, measured.neutral - sign * margin, sign=sign)
+            return interval_above(
+                measured.name, found_gain, measured.neutral - sign * margin, sign=sign, confidence=confidence
+            )
         if measured.compares:
             pairs = measured.pairs(compared=False)
             if pairs.obstacle:
                 return undecided(pairs.obstacle)
             gains = sign * (pairs.candidate - measured.neutral)
-            return minus_neutral(mean_above(gains, -margin, confidence=confidence, largest=pairs.largest), measured)
+            found = mean_above(gains, -margin, confidence=confidence, largest=pairs.largest)
+            return minus_neutral(found, measured, is_share=pairs.largest is not None)
     pairs = measured.pairs(compared=True)
     if pairs.obstacle:
         return undecided(pairs.obstacle)

@@ -19,7 +19,7 @@ from typing import Any
 from rlhf.config.gates import GateStage
 from rlhf.errors import GateError, ModelError, UndecidedGateError
 from rlhf.evaluation.decision import Decision
-from rlhf.evaluation.gates.gate import decide
+from rlhf.evaluation.gates.gate import ONLY_COMPARISONS, decide
 from rlhf.evaluation.gates.gate_file import FILE, SCHEMA, read_evidence, sealed
 from rlhf.files import write_json
 from rlhf.models.folders import write_folder_aside
@@ -102,9 +102,10 @@ def _already_decided(stage: GateStage, at: StageContext, registry: Registry) -> 
     if not path.is_file():
         return None
     document = read_evidence(path)
-    if registry.recorded(path, alias=stage.alias) is not None:
+    event, current = registry.recorded(path, alias=stage.alias), registry.current(stage.alias)
+    has_begun_since = event is not None and event.version is None and current is not None  # as the error advised
+    if event is not None and not has_begun_since:
         return document
-    current = registry.current(stage.alias)
     is_same_champion = (document["champion"] or {}).get("version") == (current.number if current is not None else None)
     is_same_candidate = document["candidate"].get("content") == content_of(_folder_of(stage, at))
     return document if is_same_champion and is_same_candidate else None
@@ -194,7 +195,8 @@ def _stop_where_asked(
         key = "on_fail" if decision is Decision.FAIL else "on_undecided"
         raise kind(f"The gate {at.name} decided {decision}, and {key} is stop. {reason}")
     if champion is None:
+        advice = " Promote a first one with `rlhf registry promote MODEL`, or ask less of the first candidate."
         raise kind(
-            f"The gate {at.name} decided {decision}, and {stage.alias} names no model yet that later stages could go on from. {reason} "
-            "Promote a first one with `rlhf registry promote MODEL`, or ask less of the first candidate."
+            f"The gate {at.name} decided {decision}, and {stage.alias} names no model yet that later stages could go on from. {reason}"
+            f"{'' if reason == ONLY_COMPARISONS else advice}"
         )

@@ -189,6 +189,80 @@ def test_a_champion_that_differs_from_itself_decides_nothing():
     assert "differs from itself" in ruling.reason
 
 
+@pytest.mark.parametrize(
+    "again",
+    [
+        values([None] * 400),
+        values([math.nan] * 21 + shares(300, 379)),
+        values(shares(300, 399)),
+        {f"other{place}": number for place, number in enumerate(shares(300))},
+    ],
+    ids=["nothing scored", "94.75 % scored", "a prompt fewer", "other prompts"],
+)
+def test_a_repeat_without_the_same_evidence_vouches_for_nothing(again):
+    requirement = required("better", metric="judge_score")
+    assert ruling_of(requirement, measured(metric(shares(400), shares(300), again=again))).decision is UNDECIDED
+    nearly = values([None] * 20 + shares(300)[20:])
+    assert ruling_of(requirement, measured(metric(shares(400), shares(300), again=nearly))).decision is PASS
+
+
+@pytest.mark.parametrize(("n", "expected"), [(4, UNDECIDED), (5, UNDECIDED), (6, PASS)])
+def test_few_prompts_that_all_agree_come_by_chance(n, expected):
+    """All of n prompts are won in 2^-n of runs: 3.1 % at 5, above the 2.5 % that `better` promises."""
+    assert (
+        ruling_of(required("better", metric="judge_score"), measured(metric([1.0] * n, [0.0] * n))).decision is expected
+    )
+    rate = metric([1.0] * n, name="win_rate", compares=True, neutral=0.5)
+    assert ruling_of(required("better", metric="win_rate"), measured(rate)).decision is not FAIL
+    if expected is UNDECIDED:
+        assert ruling_of(required("better", metric="win_rate"), measured(rate)).decision is UNDECIDED
+
+
+def test_the_interval_of_a_win_rate_ends_where_shares_end():
+    rate = metric([1.0] * 6 + [0.0] * 2, name="win_rate", compares=True, neutral=0.5)
+    for requirement in (required("better", metric="win_rate"), required("non_inferior", metric="win_rate", margin=0.1)):
+        ruling = ruling_of(requirement, measured(rate))
+        assert -0.5 <= ruling.evidence["low"] < ruling.evidence["high"] == 0.5
+        assert "+0.5]" in ruling.reason
+    raw = metric([3.0, 1.0, 2.0, 4.0, 9.0, 5.0], name="win_rate", compares=True, neutral=0.5)
+    assert ruling_of(required("better", metric="win_rate"), measured(raw)).evidence["high"] > 0.5, "no share"
+
+
+def estimate(low, high, confidence=0.95):
+    return {"value": (low + high) / 2, "low": low, "high": high, "n": 100, "confidence": confidence}
+
+
+def test_an_interval_of_less_confidence_than_the_gate_asks_decides_nothing():
+    length = MetricMeasurement(name="length", estimate=estimate(20, 30), gain=estimate(2, 6))
+    below = required("at_most", metric="length", value=40)
+    gain = required("better", metric="length")
+    kept = required("non_inferior", metric="length", margin=1)
+    for requirement, most in ((below, 0.975), (kept, 0.975), (gain, 0.95)):  # two-sided .95 is .975 at each end
+        assert ruling_of(requirement, measured(length), confidence=most).decision is PASS
+        assert ruling_of(requirement, measured(length), confidence=most + 0.01).decision is UNDECIDED
+    wide = MetricMeasurement(name="length", gain=estimate(2, 6, confidence=0.99))
+    assert ruling_of(gain, measured(wide), confidence=0.99).decision is PASS
+
+
+def test_a_gain_of_a_metric_that_is_no_mean_must_exceed_by():
+    length = measured(MetricMeasurement(name="length", gain=estimate(2, 6)))
+    for by, expected in ((1, PASS), (3, UNDECIDED), (7, FAIL)):
+        assert ruling_of(required("better", metric="length", by=by), length).decision is expected
+    fallen = measured(MetricMeasurement(name="length", gain=estimate(-6, -2)))
+    for by, expected in ((1, PASS), (3, UNDECIDED), (7, FAIL)):
+        assert ruling_of(required("better", metric="length", by=by, lower_is_better=True), fallen).decision is expected
+
+
+def test_an_interval_without_width_decides_nothing():
+    point = measured(MetricMeasurement(name="length", estimate=estimate(5, 5), gain=estimate(5, 5)))
+    for requirement in (
+        required("at_least", metric="length", value=1),
+        required("at_least", metric="length", value=9),
+        required("better", metric="length"),
+    ):
+        assert ruling_of(requirement, point).decision is UNDECIDED
+
+
 def test_metrics_that_are_no_mean_are_decided_by_their_interval():
     def median(low, high):
         return {"value": (low + high) / 2, "low": low, "high": high, "n": 100, "confidence": 0.95}
@@ -219,6 +293,17 @@ def test_silence_of_a_guard_that_was_off_says_nothing():
     assert ruling_of(required("no_alarm", alarms=["kl"]), measured(stages={"": other})).decision is PASS
 
 
+@pytest.mark.parametrize("watched", [["kl"], []])
+def test_an_alarm_counts_whatever_is_known_of_who_watched(watched):
+    alarms = [{"guard": "judge_slope", "step": 4, "message": "falls"}]
+    stage = measured(stages={"": StageAlarms(stage="ppo", watched=watched, alarms=alarms)})
+    ruling = ruling_of(required("no_alarm"), stage)
+    assert ruling.decision is FAIL
+    assert ruling.evidence["asked"] == [*watched, "judge_slope"]
+    assert ruling_of(required("no_alarm", alarms=["judge_slope"]), stage).decision is FAIL
+    assert ruling_of(required("no_alarm", alarms=["kl"]), stage).decision is (PASS if watched else UNDECIDED)
+
+
 def test_the_first_champion_has_nobody_to_be_compared_with_and_the_rest_decides():
     comparison = required("better", metric="win_rate")
     good = measured(metric(shares(300)), has_champion=False)
@@ -229,8 +314,8 @@ def test_the_first_champion_has_nobody_to_be_compared_with_and_the_rest_decides(
     bad = measured(metric(shares(100)), has_champion=False)
     assert decide([comparison, required("at_least", metric="judge_score", value=0.5)], bad).decision is FAIL
     alone = decide([comparison], measured(has_champion=False))
-    assert alone.decision is PASS
-    assert "no champion" in alone.reason
+    assert alone.decision is UNDECIDED, "nothing is known of it"
+    assert "rlhf registry promote" in alone.reason
     rate = required("at_least", metric="win_rate", value=0.5)
     assert decide([rate], measured(has_champion=False)).rulings[rate.label].evidence[NOT_COMPARED]
 

@@ -23,6 +23,8 @@ from rlhf.training.monitoring.hacking.observations import (
 )
 from rlhf.training.monitoring.hacking.repetition_share import longest_repeated_block
 
+LARGEST = 1e6
+"""Size of a statistic that is logged."""
 HORIZON = 50
 """Evaluations that a run is planned with where nobody says how many."""
 
@@ -179,8 +181,8 @@ class RewardHackingDetector:
             if (DETECTORS[name].looks_at == "rollout") != is_rollout:
                 continue
             found = detector.update(observation)
-            if detector.value is not None and math.isfinite(detector.value):
-                values[DETECTORS[name].metric] = detector.value
+            if detector.value is not None and not math.isnan(detector.value):
+                values[DETECTORS[name].metric] = _clipped(detector.value)
             if found is not None:
                 alarms.append(self._alarm(name, observation.step, found))
                 for place in found.places:
@@ -243,7 +245,7 @@ class RewardHackingDetector:
             name: {
                 "action": self.actions[name],
                 "alarms": self.counts.get(name, 0),
-                "value": detector.value,
+                "value": None if detector.value is None else _clipped(detector.value),
                 "false_alarms": DETECTORS[name].false_alarms,
             }
             for name, detector in self.detectors.items()
@@ -272,7 +274,7 @@ class RewardHackingDetector:
         self.counts[name] = self.counts.get(name, 0) + 1
         entry = DETECTORS[name]
         return HackingAlarm(
-            detector=name, step=step, metric=entry.metric, value=detection.value, limit=detection.limit, action=self.actions[name],
+            detector=name, step=step, metric=entry.metric, value=_clipped(detection.value), limit=detection.limit, action=self.actions[name],
             message=detection.message, false_alarms=entry.false_alarms, places=detection.places, good_step=detection.good_step,
         )  # fmt: skip
 
@@ -282,6 +284,11 @@ class RewardHackingDetector:
                 f"{count} held-out prompts, and {self.num_held_out} before; give the same ones in the same order every time."
             )
         self.num_held_out = count
+
+
+def _clipped(value: float) -> float:
+    """The same, finite: slopes that are all equal have t = infinity, and a log holds numbers."""
+    return max(-LARGEST, min(LARGEST, value))
 
 
 def _check_lengths(**values: Any) -> None:

@@ -131,3 +131,18 @@ def test_missing_scores_are_left_out_and_never_0():
 def test_wrong_input_is_refused_by_name(call, said):
     with pytest.raises((ConfigError, TypeError), match=said):
         call(RewardHackingDetector())
+
+
+def test_a_judge_that_falls_alike_on_every_prompt_is_watched_and_logged():
+    """Equal slopes have t = -infinity, which a log of finite numbers would leave out as if nobody watched."""
+    detector = RewardHackingDetector({"judge_slope": {"window": 4, "long_window": 6}, "collapse": "off"})
+    for step in range(6):
+        report = detector.check_held_out(np.full(12, float(step)), np.full(12, -float(step)), step=step)
+    (alarm,) = (each for each in report.alarms if each.detector == "judge_slope")
+    for value in (
+        report.values[DETECTORS["judge_slope"].metric],
+        alarm.value,
+        detector.report()["judge_slope"]["value"],
+    ):
+        assert math.isfinite(value)
+        assert value < -1e3
