@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.options import JsonOption, console
-from rlhf.errors import ModelError, printable
+from rlhf.errors import DataError, GateError, ModelError, UndecidedGateError, printable
+from rlhf.formatting import mapping
 
 if TYPE_CHECKING:
     from rlhf.registry.history import Event
@@ -93,8 +94,9 @@ def registry_promote(
     read_model_folder(model)  # a file that was cut short is found before an alias names it
     if evidence is not None and not evidence.is_file():
         raise ModelError(f"There is no file {evidence} for --evidence; give the file that the decision is based on.")
+    content = None if evidence is None else _content_that_passed(evidence)
     found = Registry(registry)
-    version = found.promote(model, alias=alias, reason=reason, evidence=evidence)
+    version = found.promote(model, alias=alias, reason=reason, evidence=evidence, content=content)
     _tell(found, version, alias, as_json=as_json)
 
 
@@ -120,6 +122,30 @@ def _opened(folder: Path) -> Registry:
             "with --registry."
         )
     return Registry(folder)
+
+
+def _content_that_passed(evidence: Path) -> str | None:
+    """What a gate's file says may be promoted; None of any other file.
+
+    Raises:
+        GateError, UndecidedGateError: The gate did not pass its candidate.
+        DataError: The file was changed, or does not say which files were measured.
+    """
+    from rlhf.evaluation.gates.gate_file import is_evidence, read_evidence
+
+    if not is_evidence(evidence):
+        return None
+    document = read_evidence(evidence)
+    if (decision := document["decision"]) != "pass":
+        kind = GateError if decision == "fail" else UndecidedGateError
+        raise kind(
+            f"The gate of {evidence} decided {decision}, so it is no evidence for a promotion. {document['reason']} To promote in spite "
+            "of it, leave --evidence out and give the --reason."
+        )
+    content = mapping(document.get("candidate")).get("content")
+    if not isinstance(content, str):
+        raise DataError(f"{evidence} does not say which files were measured; let the gate decide again.")
+    return content
 
 
 def _tell(registry: Registry, version: Version, alias: str, *, as_json: bool) -> None:

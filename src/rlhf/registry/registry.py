@@ -137,7 +137,7 @@ class Registry:
         Raises:
             ModelError: There is no such alias or version.
         """
-        if isinstance(name, int) or name.isdigit():
+        if isinstance(name, int) or name.isdecimal():
             return self._home(self.version(int(name)).number) / "model"
         aliases = self.aliases()
         if name not in aliases:
@@ -248,14 +248,17 @@ class Registry:
             if event.version is None or (stack and stack[-1] == event.version):
                 continue
             if event.action == "rollback" and event.version in stack:
-                del stack[stack.index(event.version) + 1 :]
+                while (
+                    stack[-1] != event.version
+                ):  # back to where it was last, as the same model may have been champion twice
+                    stack.pop()
             elif event.action in ("promote", "rollback"):
                 stack.append(event.version)
         return stack[-2] if len(stack) > 1 else None
 
     def _numbers(self) -> list[int]:
         """Of the folders of versions, whatever is in them."""
-        return sorted(int(home.name) for home in (self.folder / VERSIONS).glob("*") if home.name.isdigit())
+        return sorted(int(home.name) for home in (self.folder / VERSIONS).glob("*") if home.name.isdecimal())
 
     def _is_whole(self, number: int) -> bool:
         try:
@@ -382,7 +385,12 @@ def _content(files: Mapping[str, str]) -> str:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    found = sorted(folder.rglob("*"))
+    if dangling := [path for path in found if path.is_symlink() and not path.exists()]:
+        raise ModelError(
+            f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which is not there; mend or remove it."
+        )
+    return [path for path in found if path.is_file()]
 
 
 def _with_base(source: Path, copy: Path, files: Mapping[str, str]) -> dict[str, str]:

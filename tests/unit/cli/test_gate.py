@@ -8,7 +8,7 @@ import shutil
 import pytest
 import yaml
 
-from rlhf.errors import ConfigError, DataError, ModelError
+from rlhf.errors import ConfigError, DataError, GateError, ModelError, UndecidedGateError
 from rlhf.registry.registry import Registry
 from tests.fixtures.gated import model, told
 
@@ -128,3 +128,19 @@ def test_the_registry_is_listed_shown_and_rolled_back(call, room, models):
     assert call("registry", "promote", models[1], "--evidence", "none.json")[0] == ModelError.exit_code
     assert call("registry", "list", "--registry", "elsewhere")[0] == ModelError.exit_code
     assert not (room / "elsewhere").exists()
+
+
+def test_a_gate_s_file_promotes_only_the_model_that_it_passed(call, room, models):
+    path = room / "runs" / "gate" / "gate" / "gate.json"
+    for decision, code in (("fail", GateError.exit_code), ("undecided", UndecidedGateError.exit_code)):
+        call("gate", models[1], "--config", settings(room, decision), "--quiet")
+        assert call("registry", "promote", models[1], "--evidence", path)[0] == code
+    assert call("gate", models[1], "--config", settings(room, "pass"), "--quiet")[0] == 0
+    assert call("registry", "promote", models[0], "--evidence", path)[0] == ModelError.exit_code, "another model"
+    written = path.read_text()
+    path.write_text(written.replace('"version": 1', '"version": 2', 1))
+    assert call("registry", "promote", models[1], "--evidence", path)[0] == DataError.exit_code
+    assert len(Registry("registry").history()) == 1
+    path.write_text(written)
+    assert call("registry", "promote", models[1], "--evidence", path)[0] == 0
+    assert Registry("registry").aliases() == {"champion": 2}

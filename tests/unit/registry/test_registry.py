@@ -245,3 +245,29 @@ def test_only_the_files_that_a_decision_was_about_are_promoted(registry, tmp_pat
         registry.promote(source)
     assert registry.aliases() == {"champion": 1}
     assert len(registry.versions()) == len(registry.history()) == 1
+
+
+def test_rollback_goes_back_through_a_model_that_was_champion_twice(registry, tmp_path):
+    for number in (1, 2):
+        registry.promote(model(tmp_path / str(number), f"w{number}"))
+    registry.promote(tmp_path / "1")
+    registry.promote(model(tmp_path / "3", "w3"))
+    assert [registry.rollback().number for _ in range(3)] == [1, 2, 1]
+    with pytest.raises(ModelError, match="roll back"):
+        registry.rollback()
+
+
+def test_a_name_of_odd_digits_is_no_version(registry, tmp_path):
+    registry.promote(model(tmp_path / "a"))
+    with pytest.raises(ModelError, match="²"):
+        registry.path("²")
+    (registry.folder / "versions" / "²").mkdir()
+    assert [version.number for version in registry.versions()] == [1]
+
+
+def test_a_link_to_nothing_in_a_model_is_named(registry, tmp_path):
+    source = model(tmp_path / "a")
+    (source / "tokenizer.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        registry.promote(source)
+    assert registry.aliases() == {}
