@@ -26,6 +26,9 @@ from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.sample_size import prompts_for_difference, prompts_for_noninferiority
 from rlhf.evaluation.sequential import BettingProcess, check_same
 
+ROUNDING = 1e-12
+"""Of a mean of shares."""
+
 
 def noninferiority(
     differences: ArrayLike,
@@ -70,6 +73,33 @@ def noninferiority(
     if isinstance(found, Ruling):
         return found
     return _ruling(found, -margin, f"a loss of more than {margin:g}", found.more_for_margin(margin), confidence)
+
+
+def no_room_to_lose(champion: ArrayLike, margin: float, *, lower_is_better: bool = False) -> Ruling | None:
+    """UNDECIDED where scores from 0 to 1 leave no room for a loss of more than the margin; None where there is room.
+
+    A system that scores 4 % can lose 4 points at most, so with a margin of 10 points a total collapse would pass. The condition is
+
+        mean <= margin,    or mean >= 1 - margin where lower is better
+
+    Args:
+        champion: [n] scores of the old one, from 0 to 1.
+        margin: Loss that is tolerated.
+        lower_is_better: Whether a rise is the loss.
+    """
+    scores = np.asarray(champion, dtype=np.float64)
+    if scores.size == 0 or not np.isfinite(scores).all():
+        return None
+    mean = float(scores.mean())
+    room = 1 - mean if lower_is_better else mean
+    if room > margin + ROUNDING:
+        return None
+    where = f"scores {mean:.4g}, so it can lose {room:.4g} at most"
+    return Ruling(
+        decision=Decision.UNDECIDED,
+        reason=f"A loss can't show: the champion {where}, and a loss of {margin:g} is tolerated. Give a smaller margin, or ask what it can do.",
+        evidence={"champion": mean, "bound": -margin, "n": int(scores.size)},
+    )
 
 
 def better(

@@ -14,6 +14,7 @@ from rlhf.evaluation.noninferiority import (
     SequentialBetter,
     SequentialNoninferiority,
     better,
+    no_room_to_lose,
     noninferiority,
     noninferiority_of_tasks,
 )
@@ -63,6 +64,21 @@ def test_without_bounds_it_is_students_interval():
     assert noninferiority([2.0, 2.0, 2.0], 1.0, largest=None).decision is Decision.UNDECIDED, (
         "no spread is no certainty"
     )
+
+
+def test_scores_without_room_for_the_margin_decide_nothing():
+    """4 of 100 right, a margin of 4 points: losing all of them is a loss of no more than the margin."""
+    few = [1.0] * 4 + [0.0] * 96
+    found = no_room_to_lose(few, 0.04)
+    assert found.decision is Decision.UNDECIDED
+    assert found.evidence == {"champion": 0.04, "bound": -0.04, "n": 100}
+    assert no_room_to_lose(few, 0.039) is None
+    assert no_room_to_lose([0.1] * 3, 0.1) is not None, "0.1 + 0.1 + 0.1 is not 0.3"
+    many = [1.0] * 96 + [0.0] * 4
+    assert no_room_to_lose(many, 0.04, lower_is_better=True).decision is Decision.UNDECIDED
+    assert no_room_to_lose(many, 0.03, lower_is_better=True) is None
+    assert no_room_to_lose(many, 0.04) is None
+    assert no_room_to_lose([math.nan], 0.1) is None
 
 
 def test_better_is_two_sided():

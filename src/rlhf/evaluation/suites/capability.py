@@ -13,7 +13,7 @@ from rlhf.config.suites import SuiteConfig
 from rlhf.errors import ConfigError
 from rlhf.evaluation.decision import Decision, Ruling, combined
 from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval
-from rlhf.evaluation.noninferiority import noninferiority_of_tasks
+from rlhf.evaluation.noninferiority import no_room_to_lose, noninferiority_of_tasks
 from rlhf.evaluation.suites.suite import Suite, load_suite
 from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.evaluation.suites.swaps import GroupDifference
@@ -113,7 +113,8 @@ class CapabilityTester:
 
     The difference is paired by item. PASS: the lower end of the one-sided interval of after - before is above -margin. FAIL: the upper
     end is below -margin, after Holm's correction for the number of suites: of 20 unchanged suites at 5 % each, 64 % of runs would
-    otherwise show a loss (research/evaluation.md, section 4). Otherwise UNDECIDED, which is no pass.
+    otherwise show a loss (research/evaluation.md, section 4). Otherwise UNDECIDED, which is no pass: also where the model before scores
+    no more than the margin, as a suite on which there is nothing to lose shows no loss.
 
     Args:
         suites: Names of bundled suites, YAML files, settings or suites.
@@ -217,6 +218,10 @@ class CapabilityTester:
             name = suite.name
             if (why := obstacles(suite, before[name], after[name], again.get(name))) is not None:
                 found[name] = Ruling(decision=Decision.UNDECIDED, reason=why)
+            elif is_bounded(shared[name]):
+                blind = no_room_to_lose([old for old, _ in shared[name].values()], suite.config.margin)
+                if blind is not None:
+                    found[name] = blind
         tested = [suite for suite in self.suites if suite.name not in found]
         differences = {suite.name: np.array([b - a for a, b in shared[suite.name].values()]) for suite in tested}
         margins = {suite.name: suite.config.margin for suite in tested}

@@ -47,6 +47,14 @@ def test_an_unchanged_model_passes_and_a_large_loss_fails():
     assert lost.per_unit["299"] == (1.0, 0.0)
 
 
+@pytest.mark.parametrize(("old", "new"), [(20, 0), (0, 0), (16, 16)])
+def test_a_suite_on_which_there_is_nothing_to_lose_shows_no_loss(old, new):
+    found = compare(suite(), run(suite(), old), run(suite(), new))
+    assert found.ruling.decision is Decision.UNDECIDED
+    assert found.before.value == old / N
+    assert compare(suite(), run(suite(), 60), run(suite(), 60)).ruling.decision is Decision.PASS
+
+
 def test_trap_16_too_little_evidence_is_no_pass():
     of = suite(n=12)
     found = compare(of, run(of, 9), run(of, 8))
