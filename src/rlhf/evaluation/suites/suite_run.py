@@ -59,13 +59,18 @@ class SuiteRun:
     def scored_frac(self) -> float:
         """Share of the completions that have a score."""
         flat = [score is not None for scores in self.scores.values() for score in scores]
-        return sum(flat) / len(flat)
+        return sum(flat) / len(flat) if flat else 0.0
 
-    def unit_scores(self) -> dict[str, float]:
-        """Unit -> mean of its items, each the mean of its completions; units without any score are left out."""
+    def unit_scores(self, *, in_place_of_missing: float | None = None) -> dict[str, float]:
+        """Unit -> mean of its items, each the mean of its completions; units without any score are left out.
+
+        Args:
+            in_place_of_missing: Counts for every completion without a score; None leaves these out.
+        """
         items: dict[str, list[float]] = {}
         for item, scores in self.scores.items():
-            known = [score for score in scores if score is not None]
+            filled = [in_place_of_missing if score is None else score for score in scores]
+            known = [score for score in filled if score is not None]
             if known:
                 items.setdefault(self.groups[item], []).append(math.fsum(known) / len(known))
         return {unit: math.fsum(values) / len(values) for unit, values in items.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,60 @@ def test_a_model_that_differs_from_itself_decides_nothing():
     same = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 300, seed=1)})
     assert same.ruling.decision is Decision.PASS
     assert same.repeat["flipped_frac"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": {str(place): [None] for place in range(N)}},
+        {"scores": {str(place): [None if place < N / 10 else 1.0] for place in range(N)}},
+        {
+            "scores": {f"other{place}": [1.0] for place in range(N)},
+            "groups": {f"other{place}": "g" for place in range(N)},
+        },
+        {"scores": {}},
+        {"fingerprint": "another"},
+    ],
+    ids=["none scored", "a tenth not scored", "other items", "no items", "another version"],
+)
+def test_a_second_result_that_says_nothing_does_not_show_that_a_model_agrees_with_itself(changes):
+    of = suite()
+    found = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 300, seed=1, **changes)})
+    assert found.ruling.decision is Decision.UNDECIDED
+
+
+def test_what_the_model_after_can_not_be_scored_on_may_be_what_it_lost():
+    """4.9 % of 1,000 without a score, which may all be lost: no pass at a margin of 2 points, and one at 10."""
+    of = suite(n=1000, margin=0.02)
+    before = run(of, 1000)
+    holed = {name: [None] if int(name) < 49 else [1.0] for name in before.scores}
+    found = compare(of, before, run(of, 1000, scores=holed)).ruling
+    assert found.decision is Decision.UNDECIDED
+    assert found.evidence["with_missing_as_worst"]["difference"] == pytest.approx(-0.049)
+    assert found.evidence["num_missing"] == 49
+    wide = suite(n=1000, margin=0.1)
+    assert compare(wide, run(wide, 1000), run(wide, 1000, scores=holed)).ruling.decision is Decision.PASS
+    raw = suite(n=1000, margin=0.5)
+    numbers = {name: [10 + float(int(name) % 7)] for name in before.scores}
+    drop = {name: [None] if int(name) < 200 / 5 else [value[0] - int(name) % 2 / 10] for name, value in numbers.items()}
+    assert compare(raw, run(raw, 0, scores=numbers), run(raw, 0, scores=drop)).ruling.decision is Decision.PASS
+    little = suite(n=1000, margin=0.1)
+    assert (
+        compare(little, run(little, 0, scores=numbers), run(little, 0, scores=drop)).ruling.decision
+        is Decision.UNDECIDED
+    )
+
+
+def test_the_gain_of_an_unchanged_model_is_not_known_exactly():
+    of = suite()
+    gain = compare(of, run(of, 300), run(of, 300)).gain
+    assert gain.value == 0
+    assert gain.low < 0 < gain.high
+    scores = {name: [10.0] for name in run(of, 300).scores}
+    raw = compare(of, run(of, 300, scores=scores), run(of, 300, scores=scores)).gain
+    assert raw.value == 0
+    assert math.isnan(raw.low)
+    assert raw.reason
 
 
 def test_scores_beyond_one_are_judged_in_their_own_units():
