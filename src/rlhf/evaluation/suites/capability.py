@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlhf.config.suites import SuiteConfig
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.decision import Decision, Ruling, combined
 from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval, paired_difference
 from rlhf.evaluation.noninferiority import no_room_to_lose, noninferiority, noninferiority_of_tasks
@@ -186,7 +186,18 @@ class CapabilityTester:
         *,
         again: Mapping[str, SuiteRun] | None = None,
     ) -> CapabilityReport:
-        """Compare results that are there already; ``again`` holds those of the model before, asked a second time."""
+        """Compare results that are there already; ``again`` holds those of the model before, asked a second time.
+
+        Raises:
+            DataError: There is no result of a suite; names it.
+        """
+        for suite in self.suites:
+            for when, results in (("before", before), ("after", after)):
+                if suite.name not in results:
+                    raise DataError(
+                        f"There is no result of the suite {suite.name!r} of the model {when}, only of {', '.join(results) or 'none'}; ask it "
+                        "the suite with run()."
+                    )
         shared = {suite.name: shared_units(before[suite.name], after[suite.name]) for suite in self.suites}
         rulings = self._rulings(before, after, again or {}, shared)
         found = {}
@@ -281,6 +292,8 @@ def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: Suite
                 f"The result of {run.model} is of another version of the suite {suite.name} (items, wording, scorer or sampling changed); "
                 "ask again."
             )
+        if not run.scores:
+            return f"The result of {run.model} has no items of the suite {suite.name}; ask again."
         if run.scored_frac < MIN_SCORED_FRAC:
             item, why = next(iter(run.missing.items()), ("", "the scorer gave none"))
             return (

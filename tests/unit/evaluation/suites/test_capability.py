@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.decision import Decision
 from rlhf.evaluation.suites.capability import CapabilityTester
 from rlhf.evaluation.suites.suite import load_suite
@@ -141,6 +141,18 @@ def test_what_the_model_after_can_not_be_scored_on_may_be_what_it_lost():
         compare(little, run(little, 0, scores=numbers), run(little, 0, scores=drop)).ruling.decision
         is Decision.UNDECIDED
     )
+
+
+def test_a_result_without_items_decides_nothing_and_a_missing_one_is_named():
+    of = suite()
+    empty = run(of, 300, scores={}, groups={})
+    for before, after in ((empty, run(of, 300)), (run(of, 300), empty)):
+        found = compare(of, before, after)
+        assert found.ruling.decision is Decision.UNDECIDED
+        assert not found.gain.measured
+    for before, after in (({}, {of.name: empty}), ({of.name: empty}, {"other": empty})):
+        with pytest.raises(DataError, match="sums"):
+            CapabilityTester([of]).compare(before, after)
 
 
 def test_the_gain_of_an_unchanged_model_is_not_known_exactly():
