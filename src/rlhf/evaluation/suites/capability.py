@@ -210,7 +210,7 @@ class CapabilityTester:
                 before=old.estimate(),
                 after=new.estimate(),
                 gain=paired_difference(
-                    [a for a, _ in both.values()], [b for _, b in both.values()], shares=is_bounded(both)
+                    [a for a, _ in both.values()], [b for _, b in both.values()], shares=is_bounded(suite, both)
                 ),
                 ruling=rulings[suite.name],
                 repeat=_repeat(old, (again or {}).get(suite.name)),
@@ -232,14 +232,14 @@ class CapabilityTester:
             name = suite.name
             if (why := obstacles(suite, before[name], after[name], again.get(name))) is not None:
                 found[name] = Ruling(decision=Decision.UNDECIDED, reason=why)
-            elif is_bounded(shared[name]):
+            elif is_bounded(suite, shared[name]):
                 blind = no_room_to_lose([old for old, _ in shared[name].values()], suite.config.margin)
                 if blind is not None:
                     found[name] = blind
         tested = [suite for suite in self.suites if suite.name not in found]
         differences = {suite.name: np.array([b - a for a, b in shared[suite.name].values()]) for suite in tested}
         margins = {suite.name: suite.config.margin for suite in tested}
-        largest = {suite.name: 1.0 if is_bounded(shared[suite.name]) else None for suite in tested}
+        largest = {suite.name: 1.0 if is_bounded(suite, shared[suite.name]) else None for suite in tested}
         rulings = noninferiority_of_tasks(differences, margins, confidence=self.confidence, largest=largest)
         for suite in tested:
             rulings[suite.name] = self._also_with_missing_as_worst(
@@ -255,7 +255,7 @@ class CapabilityTester:
             return ruling
         old = before.unit_scores()
         known = shared_units(before, after)
-        is_share = is_bounded(known)
+        is_share = is_bounded(suite, known)
         worst = 0.0 if is_share else min(min(both) for both in known.values())
         new = after.unit_scores(in_place_of_missing=worst)
         differences = [new[unit] - score for unit, score in old.items() if unit in new]
@@ -323,9 +323,9 @@ def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: Suite
     return None
 
 
-def is_bounded(scores: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether all scores are from 0 to 1, so that no difference is larger than 1."""
-    return all(0 <= score <= 1 for both in scores.values() for score in both)
+def is_bounded(suite: Suite, scores: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether all scores are from 0 to 1 and the scorer is not one without bounds, so that no difference is larger than 1."""
+    return not suite.config.unbounded and all(0 <= score <= 1 for both in scores.values() for score in both)
 
 
 def _repeat(before: SuiteRun, again: SuiteRun | None) -> dict[str, Any]:

@@ -55,6 +55,9 @@ class SuiteRun:
     swap_groups: Mapping[str, str] = field(default_factory=dict)
     """Item -> the group whose texts were filled in; empty where the suite swaps nothing."""
 
+    unbounded: bool = False
+    """As of ``SuiteConfig.unbounded``: scores of a scorer without bounds are no shares, whatever those here are."""
+
     @property
     def scored_frac(self) -> float:
         """Share of the completions that have a score."""
@@ -78,7 +81,7 @@ class SuiteRun:
     def estimate(self) -> Estimate:
         """Mean score over units."""
         values: Array = np.array(list(self.unit_scores().values()))
-        is_share = values.size > 0 and bool(((values >= 0) & (values <= 1)).all())
+        is_share = not self.unbounded and values.size > 0 and bool(((values >= 0) & (values <= 1)).all())
         return share_interval(values) if is_share else mean_interval(values)
 
     def group_differences(self) -> list[GroupDifference]:
@@ -162,6 +165,7 @@ def run_suite(
         completions=texts,
         truncated=cut,
         missing=missing,
+        unbounded=suite.config.unbounded,
         swap_groups={item.id: item.columns[SWAP_GROUP] for item in suite.items if SWAP_GROUP in item.columns},
     )
 

@@ -143,6 +143,25 @@ def test_what_the_model_after_can_not_be_scored_on_may_be_what_it_lost():
     )
 
 
+def test_raw_rewards_that_happen_to_lie_between_0_and_1_are_no_shares():
+    """A reward model's numbers from .4 to .6: with the statistics of shares, c = 3.3 prompts of a whole point would be added."""
+    raw = suite(n=40, margin=0.05, scorer={"kind": "learned", "source": "a/model"})
+    shares = suite(n=40, margin=0.05)
+    old = {str(place): [0.4 + place / 200] for place in range(40)}
+    new = {name: [value[0] + 0.01 * (-1) ** int(name)] for name, value in old.items()}
+    of_raw = compare(raw, run(raw, 0, scores=old), run(raw, 0, scores=new))
+    # differences of +.01 and -.01, 20 each: sd .01 sqrt(40 / 39), t_39(.95) = 1.684875
+    assert of_raw.ruling.evidence["low"] == pytest.approx(-1.684875 * 0.01 / math.sqrt(39), rel=1e-5)
+    assert of_raw.ruling.decision is Decision.PASS
+    assert compare(shares, run(shares, 0, scores=old), run(shares, 0, scores=new)).ruling.decision is Decision.UNDECIDED
+    wide, narrow = run(raw, 0, scores=old), run(raw, 0, scores=old, unbounded=True)
+    assert narrow.estimate().high - narrow.estimate().low < wide.estimate().high - wide.estimate().low
+    assert [load_suite({"name": "s", "scorer": kind, "items": [{"prompt": "a"}]}).config.unbounded for kind in (
+        "exact", "choices", "refusal", "rules", {"kind": "lexicon", "path": "words.txt"}, "a.b:function",
+        {"kind": "ensemble", "sources": ["a", "b"]},
+    )] == [False, False, False, True, True, False, True]  # fmt: skip
+
+
 def test_a_result_without_items_decides_nothing_and_a_missing_one_is_named():
     of = suite()
     empty = run(of, 300, scores={}, groups={})
