@@ -21,6 +21,9 @@ class RewardBase(Kind):
     text_key: ClassVar[str] = ""
     """The setting that a plain text in place of the settings stands for, as ``rlhf.config.rewards`` reads it; empty where there is none."""
 
+    unbounded: ClassVar[bool] = False
+    """Whether scores may lie outside of [0, 1] even where none of those seen does."""
+
     weight: FiniteFloat = 1.0
     """The score is multiplied by this before several are added up; negative for something unwanted."""
     normalize: bool = False

@@ -34,6 +34,7 @@ Combine = Literal["mean", "min", "median", "mean_minus_std"]
 class CombinedRewardConfig(RewardBase):
     """How several scores of one completion become one."""
 
+    unbounded = True
     combine: Combine = "mean"
     """Of an ensemble, for each completion, from its members' normalized scores: `mean`; `min`, the strictest; `median`;
     `mean_minus_std`, less where they disagree (Coste et al. 2023, arXiv:2310.02743)."""
@@ -97,6 +98,7 @@ class RulesRewardConfig(RewardBase):
     """Heuristics of form: length near a target, capital at the start, punctuation at the end."""
 
     builds = "rlhf.rewards.rules:build_rules"
+    unbounded = True
     kind: Literal["rules"] = "rules"
     target_words: int = Field(200, ge=1)
     """The length, in words, that costs nothing."""
@@ -112,6 +114,7 @@ class LexiconRewardConfig(RewardBase):
     """How positive a text is, from a lexicon of rated words."""
 
     builds = "rlhf.rewards.lexicon:build_lexicon"
+    unbounded = True
     kind: Literal["lexicon"] = "lexicon"
     path: InputPath
     """VADER's `vader_lexicon.txt`, or any file of `word<tab>valence` lines."""

@@ -111,6 +111,11 @@ class SuiteConfig(BaseConfig):
     """A test of bias: group -> placeholder -> texts, such as `women: {name: [Emily, Anna]}`. Every item is asked once for each text of
     each group, filled in where it says `{name}`, and the groups' scores are compared, paired by item."""
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether scores may lie outside of [0, 1] even where none of those seen does, as those of a reward model."""
+        return isinstance(self.scorer, RewardBase) and self.scorer.unbounded
+
     @model_validator(mode="after")
     def _has_items(self) -> Self:
         if (self.items is None) == (self.data is None):

@@ -13,7 +13,7 @@ from typing import Any
 
 NUM_WORDS = 13
 MIN_WORDS = 5
-"""Items of fewer words are not looked for: they are in every large text by chance."""
+"""Items of fewer words are not looked for: they are in every large text by chance. ``too_short`` names them."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 """A word; each character of scripts that put no spaces between words."""
 
@@ -51,7 +51,7 @@ def find_overlaps(
         items: Name -> text.
         rows: (place, text) of training data.
         num_words: Length of the run; items of fewer words are looked for as a whole.
-        min_words: Items of fewer words than this are left out.
+        min_words: Items of fewer words than this are left out, see ``too_short``.
 
     Returns:
         One for each item that was found, in the order of ``items``.
@@ -77,6 +77,16 @@ def find_overlaps(
         for name, run in shared.items():
             found.setdefault(name, [place, run, 0])[2] += 1
     return [Overlap(name, found[name][0], " ".join(found[name][1]), found[name][2]) for name in items if name in found]
+
+
+def too_short(items: Mapping[str, str], *, min_words: int = MIN_WORDS) -> list[str]:
+    """Names of items that ``find_overlaps`` does not look for, so that nothing is known of them.
+
+    Args:
+        items: Name -> text.
+        min_words: As of ``find_overlaps``.
+    """
+    return [name for name, text in items.items() if len(normalized_words(text)) < min_words]
 
 
 def _runs(words: list[str], length: int) -> Iterator[tuple[str, ...]]:

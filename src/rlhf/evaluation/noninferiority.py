@@ -26,6 +26,9 @@ from rlhf.evaluation.paired_tests import holm
 from rlhf.evaluation.sample_size import prompts_for_difference, prompts_for_noninferiority
 from rlhf.evaluation.sequential import BettingProcess, check_same
 
+ROUNDING = 1e-12
+"""Of means and probabilities that are compared with a limit."""
+
 
 def noninferiority(
     differences: ArrayLike,
@@ -39,12 +42,12 @@ def noninferiority(
 
         PASS if mean - z se + k > -margin,   FAIL if mean + z se + k < -margin,   else UNDECIDED     (z one-sided: 1.645)
         se^2 = (sum (d - mean)^2 + c largest^2) / n^2,   c = (log(1/alpha) / z)^2
-        k    = m3 (1 + 2 z^2) / (6 n s^2),   m3 and s^2: third and second moment of d about the mean
+        k    = m3 (1 + 2 z^2) / (6 n s^2),   m3: third moment of d about the mean, s^2 = n se^2 (c included)
 
     c keeps prompts that all agree from being certain: with no change at all in n prompts, what can be excluded is a loss of
     3.0 / n ("rule of three"). k corrects for skewed differences, such as a few losses and no wins. Without both, a loss of
-    exactly the margin that consists of rare failures passes in 9 to 20 % of runs of 50 to 500 prompts, with them in at most 5.0 %
-    (docs/results/evaluation-statistics.md).
+    exactly the margin that consists of rare failures passes in 9 to 20 % of runs of 50 to 500 prompts, with them in about 5 %, at small
+    margins up to 5.3 % (exactly 5.24 % at 3 points and 300 prompts; docs/results/evaluation-statistics.md).
 
     Sources: non-inferiority: Wellek 2010, "Testing Statistical Hypotheses of Equivalence and Noninferiority", section 2.2;
     k: Johnson 1978, "Modified t tests and confidence intervals for asymmetrical populations", JASA 73; Hanley and
@@ -53,7 +56,7 @@ def noninferiority(
     Args:
         differences: [n] new - old on the same prompts (and samples), larger is better.
         margin: Loss that is tolerated, above 0, in units of the differences. Chosen before the data.
-        confidence: One-sided: a loss of the margin passes in at most 1 - confidence of runs.
+        confidence: One-sided: a loss of the margin passes in about 1 - confidence of runs.
         units: [n] prompt of each difference; those of a prompt are averaged first. None where each is its own.
         largest: Largest possible size of a difference: 1 for outcomes in [0, 1]. None where there is no bound, as for
             raw rewards: then c is 0, z is Student's, and prompts that all differ by the same decide nothing.
@@ -62,14 +65,43 @@ def noninferiority(
         The decision with ``difference``, ``low`` and ``high`` (each bound one-sided), ``p_within`` (small: the loss is within
         the margin), ``p_beyond`` (small: it is beyond), and ``num_more`` prompts where it is UNDECIDED.
     """
-    if not margin > 0:
+    if not 0 < margin < math.inf:
         raise ConfigError(
-            f"The margin is {margin}; give the loss that is tolerated, above 0. For a margin of 0 use better()."
+            f"The margin is {margin}; give the loss that is tolerated, above 0 and finite. For a margin of 0 use better()."
         )
     found = _paired(differences, confidence, units, largest)
     if isinstance(found, Ruling):
         return found
-    return _ruling(found, -margin, f"a loss of more than {margin:g}", found.more_for_margin(margin), confidence)
+    return _ruling(
+        found, -margin, f"a loss of more than {margin:g}", found.more_for_margin(margin, confidence), confidence
+    )
+
+
+def no_room_to_lose(champion: ArrayLike, margin: float, *, lower_is_better: bool = False) -> Ruling | None:
+    """UNDECIDED where scores from 0 to 1 leave no room for a loss of more than the margin; None where there is room.
+
+    A system that scores 4 % can lose 4 points at most, so with a margin of 10 points a total collapse would pass. The condition is
+
+        mean <= margin,    or mean >= 1 - margin where lower is better
+
+    Args:
+        champion: [n] scores of the old one, from 0 to 1.
+        margin: Loss that is tolerated.
+        lower_is_better: Whether a rise is the loss.
+    """
+    scores = np.asarray(champion, dtype=np.float64)
+    if scores.size == 0 or not np.isfinite(scores).all():
+        return None
+    mean = float(scores.mean())
+    room = 1 - mean if lower_is_better else mean
+    if room > margin + ROUNDING:
+        return None
+    where = f"scores {mean:.4g}, so it can lose {room:.4g} at most"
+    return Ruling(
+        decision=Decision.UNDECIDED,
+        reason=f"A loss can't show: the champion {where}, and a loss of {margin:g} is tolerated. Give a smaller margin, or ask what it can do.",
+        evidence={"champion": mean, "bound": -margin, "n": int(scores.size)},
+    )
 
 
 def better(
@@ -81,8 +113,9 @@ def better(
 ) -> Ruling:
     """Whether a new system is better: PASS if the two-sided interval of its mean difference lies above 0, FAIL if below.
 
-    The interval is that of ``noninferiority`` with (1 - confidence) / 2 on each side, so a system that is no better passes in
-    2.5 % of runs at 95 %.
+    The interval is that of ``noninferiority`` with (1 - confidence) / 2 on each side, so a system that is no better passes in about
+    2.5 % of runs at 95 %. Where all of n prompts change, one of two equals wins them all in 2^-n of runs, so fewer than
+    log2(2 / (1 - confidence)) prompts with bounds (at 95 % fewer than 6) decide nothing.
 
     Args:
         differences: [n] new - old; of outcomes 1, 1/2, 0 of a comparison 2 y - 1.
@@ -90,7 +123,7 @@ def better(
         units: [n] prompt of each difference.
         largest: As in ``noninferiority``.
     """
-    found = _paired(differences, (1 + confidence) / 2, units, largest)
+    found = _paired(differences, (1 + confidence) / 2, units, largest, by_chance=True)
     if isinstance(found, Ruling):
         return found
     return _ruling(found, 0.0, "a difference of 0 or less", found.more_for_gain(confidence), confidence)
@@ -109,11 +142,12 @@ def mean_above(
     Args:
         values: [n] one number for each prompt, or differences of two systems.
         bound: In units of the values. Chosen before the data.
-        confidence: One-sided: a true mean at the bound passes in at most 1 - confidence of runs, and fails in as many.
+        confidence: One-sided: a true mean at the bound passes in about 1 - confidence of runs, and fails in as many. Fewer than
+            log2(1 / (1 - confidence)) prompts with bounds decide nothing, as in ``better``.
         units: As in ``noninferiority``.
         largest: Largest possible size of a value: 1 for shares; None where there is no bound.
     """
-    found = _paired(values, confidence, units, largest)
+    found = _paired(values, confidence, units, largest, by_chance=True)
     if isinstance(found, Ruling):
         return found
     return _ruling(found, bound, f"{bound:g} or less", found.more_for_bound(bound, confidence), confidence)
@@ -180,12 +214,14 @@ class _Paired:
         t = (bound - self.mean - self.shift) / self.error
         return float(stdtr(self.n - 1, t) if self.is_student else ndtr(t))
 
-    def more_for_margin(self, margin: float) -> int:
+    def more_for_margin(self, margin: float, confidence: float) -> int | None:
         """Prompts to add so that an unchanged system would pass in four of five runs; or, where these are that many already,
         so that the difference that was seen would be decided as often."""
-        wanted = prompts_for_noninferiority(margin, variance=self.variance)
-        if wanted <= self.n and self.mean != -margin:
-            wanted = prompts_for_noninferiority(abs(self.mean + margin), variance=self.variance)
+        wanted = prompts_for_noninferiority(margin, variance=self.variance, confidence=confidence)
+        if wanted <= self.n:
+            if abs(self.mean + margin) <= ROUNDING:
+                return None
+            wanted = prompts_for_noninferiority(abs(self.mean + margin), variance=self.variance, confidence=confidence)
         return max(1, wanted - self.n)
 
     def more_for_bound(self, bound: float, confidence: float) -> int | None:
@@ -203,8 +239,14 @@ class _Paired:
 
 
 def _paired(
-    differences: ArrayLike, level: float, units: Sequence[Hashable] | None, largest: float | None
+    differences: ArrayLike,
+    level: float,
+    units: Sequence[Hashable] | None,
+    largest: float | None,
+    *,
+    by_chance: bool = False,
 ) -> _Paired | Ruling:
+    """The numbers that decide, or why there are none; ``by_chance``: whether equals win all of few prompts too often."""
     if not 0.5 < level < 1:
         raise ConfigError(f"The one-sided confidence is {level}; a gate needs one above 0.5 and below 1, such as 0.95.")
     if largest is not None and not largest > 0:
@@ -213,6 +255,13 @@ def _paired(
     if (problem := _undecidable(d, largest)) is not None:
         return Ruling(decision=Decision.UNDECIDED, reason=problem, evidence={"n": int(d.size)})
     n, mean = d.size, float(d.mean())
+    if by_chance and largest is not None and 0.5**n > (1 - level) * (1 + ROUNDING):
+        least = math.ceil(-math.log2(1 - level) - ROUNDING)
+        return Ruling(
+            decision=Decision.UNDECIDED,
+            reason=f"There are {n} prompts; equals may win all of them by chance, so a decision takes {least}.",
+            evidence={"n": n, "num_more": least - n},
+        )
     deviations = d - mean
     squares = float(np.square(deviations).sum())
     z = float(ndtri(level))

@@ -187,4 +187,4 @@ def _count(level: float, power: float, variance: float, distance: float) -> int:
     if not (math.isfinite(variance) and variance >= 0):
         raise ConfigError(f"The variance is {variance}; it is finite and 0 or more.")
     z = NormalDist().inv_cdf(level) + NormalDist().inv_cdf(power)
-    return max(2, math.ceil(z**2 * variance / distance**2))
+    return max(2, math.ceil(z**2 * variance / distance / distance))  # distance**2 may overflow

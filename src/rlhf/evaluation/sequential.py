@@ -197,9 +197,11 @@ def mixture_interval(
         outcomes: [n] so far, one for each independent unit.
         best_at: n0, the number of units at which it is about as narrow as it can be; chosen before the data.
         spread: Largest less smallest possible outcome: 1 for outcomes in [0, 1], 2 for differences of two of them.
-        confidence: Share of runs in which it holds the mean at every n.
+        confidence: Share of runs in which it holds the mean at every n, one half or more.
     """
     check_confidence(confidence)
+    if confidence < 0.5:
+        raise ConfigError(f"The confidence is {confidence}; an interval for all times takes 0.5 or more, such as 0.95.")
     y = np.asarray(outcomes, dtype=np.float64)
     if y.size == 0 or not np.isfinite(y).all():
         return Estimate.missing("there was nothing to measure" if y.size == 0 else "an outcome is not finite", n=y.size)

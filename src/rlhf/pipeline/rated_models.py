@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,8 @@ class RatedModels:
             if gap is None or not gap.measured:
                 rows.append(f"| {model} | {elo[model]:.0f} | {'' if gap is None else 'not measured'} | |")
             else:
-                rows.append(f"| {model} | {elo[model]:.0f} | {gap.value:.0f} | {gap.low:.0f} to {gap.high:.0f} |")
+                ends = f"{gap.low:.0f} to {gap.high:.0f}" if math.isfinite(gap.low) else gap.reason
+                rows.append(f"| {model} | {elo[model]:.0f} | {gap.value:.0f} | {ends} |")
         return rows
 
     def to_dict(self) -> dict[str, Any]:

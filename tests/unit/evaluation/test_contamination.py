@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.evaluation.contamination import find_overlaps, normalized_words
+from rlhf.evaluation.contamination import find_overlaps, normalized_words, too_short
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 
@@ -34,6 +34,14 @@ def test_a_short_item_is_looked_for_as_a_whole():
 
 def test_a_few_words_are_in_every_text_and_are_left_out():
     assert places({"q": "yes or no"}, "yes or no") == {}
+
+
+def test_items_that_are_left_out_are_named():
+    items = {"four": "yes or no then", "five": "yes or no then what", "none": "?!", "three": "東京は"}
+    assert too_short(items) == ["four", "none", "three"]
+    assert too_short(items, min_words=3) == ["none"]
+    found = {name for name in items if places({name: items[name]}, items[name])}
+    assert found | set(too_short(items)) == set(items)
 
 
 def test_places_are_counted_once_a_row_and_the_first_is_named():

@@ -14,6 +14,8 @@ from rlhf.evaluation.noninferiority import (
     SequentialBetter,
     SequentialNoninferiority,
     better,
+    mean_above,
+    no_room_to_lose,
     noninferiority,
     noninferiority_of_tasks,
 )
@@ -65,6 +67,21 @@ def test_without_bounds_it_is_students_interval():
     )
 
 
+def test_scores_without_room_for_the_margin_decide_nothing():
+    """4 of 100 right, a margin of 4 points: losing all of them is a loss of no more than the margin."""
+    few = [1.0] * 4 + [0.0] * 96
+    found = no_room_to_lose(few, 0.04)
+    assert found.decision is Decision.UNDECIDED
+    assert found.evidence == {"champion": 0.04, "bound": -0.04, "n": 100}
+    assert no_room_to_lose(few, 0.039) is None
+    assert no_room_to_lose([0.1] * 3, 0.1) is not None, "0.1 + 0.1 + 0.1 is not 0.3"
+    many = [1.0] * 96 + [0.0] * 4
+    assert no_room_to_lose(many, 0.04, lower_is_better=True).decision is Decision.UNDECIDED
+    assert no_room_to_lose(many, 0.03, lower_is_better=True) is None
+    assert no_room_to_lose(many, 0.04) is None
+    assert no_room_to_lose([math.nan], 0.1) is None
+
+
 def test_better_is_two_sided():
     assert better(changes(10, 30, 400)).decision is Decision.PASS
     assert better(changes(30, 10, 400)).decision is Decision.FAIL
@@ -82,6 +99,37 @@ def test_undecided_says_how_many_more_prompts():
     late = noninferiority(changes(390, 310, 4700), 0.02)
     assert late.decision is Decision.UNDECIDED
     assert late.evidence["num_more"] > 4700, "an unchanged system would have passed: what was seen counts"
+
+
+def test_the_number_of_more_prompts_knows_the_confidence():
+    # (2.326348 + .841621)^2 (.15 + (log 100 / 2.326348)^2 / 500) / .02^2 = 4,180 at 99 %, of which 500 are there
+    found = noninferiority(changes(38, 37, 500), 0.02, confidence=0.99)
+    variance = (75 - 1 / 500 + (math.log(100) / 2.326348) ** 2) / 500
+    assert found.evidence["num_more"] == pytest.approx((2.326348 + 0.841621) ** 2 * variance / 0.02**2 - 500, abs=2)
+    assert found.evidence["num_more"] > 3000
+    exactly = noninferiority(changes(40, 20, 1000), 0.02)
+    assert (exactly.decision, exactly.evidence["num_more"]) == (Decision.UNDECIDED, None)
+
+
+def test_a_margin_as_large_as_numbers_get_is_no_error():
+    assert noninferiority([1.0, 2.0, 3.0], 1e308, largest=None).decision is Decision.PASS
+
+
+def test_equals_win_all_of_few_prompts_by_chance():
+    """2^-5 = 3.1 % is above 2.5 %, 2^-6 = 1.6 % is below; of a one-sided 95 %, 2^-4 = 6.25 % is above and 2^-5 below."""
+    for n in (4, 5):
+        assert better(np.ones(n)).decision is Decision.UNDECIDED
+        assert better(-np.ones(n)).decision is Decision.UNDECIDED
+        assert better(np.ones(n)).evidence["num_more"] == 6 - n
+    assert better(np.ones(6)).decision is Decision.PASS
+    assert better(-np.ones(6)).decision is Decision.FAIL
+    assert mean_above(np.ones(4), 0.0).decision is Decision.UNDECIDED
+    assert mean_above(np.ones(5), 0.0).decision is Decision.PASS
+    for n in range(
+        2, 13
+    ):  # all 2^n ways in which n prompts that change can fall, each as likely where no one is better
+        won = [math.comb(n, k) for k in range(n + 1) if better(changes(n - k, k, n)).decision is Decision.PASS]
+        assert sum(won) / 2**n <= 0.025
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.1, math.nan], [0.1, math.inf]])
@@ -221,6 +269,7 @@ def test_sequentially_better_has_half_the_error_on_each_side():
     [
         lambda: noninferiority([0.0, 2.0], 0.1),
         lambda: noninferiority([0.0, 1.0], 0.0),
+        lambda: noninferiority([0.0, 1.0], math.inf),
         lambda: noninferiority([0.0, 1.0], 0.1, confidence=95),
         lambda: noninferiority([0.0, 1.0], 0.1, confidence=0.5),
         lambda: noninferiority([0.0, 0.0], 0.1, largest=0.0),

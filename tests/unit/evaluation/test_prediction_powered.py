@@ -30,6 +30,11 @@ def test_by_hand():
     weight = (10 / 3 / 59) / (1.5 * (100 * 80 / 180) / 179)
     assert found.weight == pytest.approx(weight)
     assert found.estimate.value == pytest.approx(2 / 3 - weight * (2 / 3 - 0.5))
+    # t_59(.975) = 2.000995; variance of 120 verdicts: 30 / 119; of y - w f: sum of squares less 60 times the squared mean
+    rest = y - weight * f
+    own = (float(rest @ rest) - rest.sum() ** 2 / 60) / 59
+    half = 2.000995 * math.sqrt(weight**2 * (30 / 119) / 120 + own / 60)
+    assert found.estimate.high - found.estimate.value == pytest.approx(half, rel=1e-6)
     assert found.correlation == pytest.approx((10 / 3) / (40 * 20 / 60))
     assert found.labels_only.value == pytest.approx(2 / 3)
     assert found.judge_only == 0.5
@@ -48,6 +53,16 @@ def test_a_biased_judge_narrows_the_interval_and_does_not_move_it():
     assert 0.92 <= held / 400 <= 0.98
     assert judge_held == 0, "the judge alone is certain and wrong"
     assert np.mean([own for own, _ in widths]) < 0.8 * np.mean([alone for _, alone in widths])
+
+
+def test_with_as_many_verdicts_as_labels_the_noise_of_verdicts_counts():
+    """Without the term w^2 var_N(f) / N, fewer than 90 % of intervals at 95 % hold the truth."""
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(600):
+        found = prediction_powered_mean(*world(rng, 100, 100, flip=0.05)).estimate
+        held += found.low <= 0.6 <= found.high
+    assert 0.93 <= held / 600 <= 0.975
 
 
 def test_a_useless_judge_costs_nothing():

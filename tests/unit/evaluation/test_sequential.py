@@ -138,6 +138,7 @@ def test_the_mixture_interval_holds_at_all_times_together():
         lambda: BettingProcess(0.5, bets=(1.5,)),
         lambda: BettingProcess(0.5, side="left"),
         lambda: mixture_interval([0.0, 2.0]),
+        lambda: mixture_interval([0.0, 1.0], confidence=0.05),
     ],
 )
 def test_wrong_outcomes_and_hypotheses_are_refused(ask):

@@ -19,7 +19,7 @@ from tests.fixtures import tiny
 ASKED = "What does the brown cow eat on the green hill in the morning?"
 ITEMS = [
     {"id": "cow", "prompt": ASKED, "answer": "grass"},
-    {"id": "dog", "prompt": "Where does the old dog sleep at night?", "answer": "here"},
+    {"id": "dog", "prompt": "Where do dogs sleep?", "answer": "here"},
 ]
 SUITE = {"name": "farm", "scorer": "exact", "sampling": {"temperature": 0, "max_new_tokens": 4}, "items": ITEMS}
 
@@ -70,6 +70,8 @@ def test_a_suite_that_was_trained_on_is_named(model, tmp_path):
     assert found["suites"]["farm"]["items"][0]["item"] == "cow"
     assert "stage sft, row 2" in found["suites"]["farm"]["items"][0]["place"]
     assert any(str(model) in each for each in found["unread"]), "what no run recorded is said"
+    assert found["too_short"] == {"farm": ["dog"]}
+    assert any("dog" in each for each in found["unread"]), "what was not looked for is said"
 
 
 def test_an_unknown_suite_is_refused_with_the_known_ones(model, tmp_path):

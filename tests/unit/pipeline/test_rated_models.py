@@ -60,6 +60,17 @@ def test_a_model_that_lost_everything_is_rated_with_a_prior_and_that_is_said(fil
     assert math.isfinite(found.ratings.strengths[none])
 
 
+def test_models_that_always_tie_have_no_interval_and_that_is_said(config, tmp_path):
+    same = [write(tmp_path / f"{name}.jsonl", ["aa"] * 40) for name in "xyz"]
+    found = rate_models(same, config, tmp_path / "out", runs=None)
+    gap = found.behind_best(found.order[1])
+    assert gap.value == pytest.approx(0)
+    assert math.isnan(gap.low)
+    page = (tmp_path / "out" / "ratings.md").read_text()
+    assert gap.reason in page
+    assert "nan" not in page
+
+
 @pytest.mark.parametrize("chosen", [(0, 1), (0, 1, 1)])
 def test_too_few_models_or_one_twice(files, config, tmp_path, chosen):
     with pytest.raises(ConfigError, match="three"):

@@ -6,13 +6,14 @@ from rlhf.config.requirements import NonInferior
 from rlhf.evaluation.decision import Ruling
 from rlhf.evaluation.gates.intervals_of_metrics import interval_above
 from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, minus_neutral, undecided
-from rlhf.evaluation.noninferiority import mean_above, noninferiority
+from rlhf.evaluation.noninferiority import mean_above, no_room_to_lose, noninferiority
 
 
 def non_inferior(requirement: NonInferior, measurements: Measurements, confidence: float) -> Ruling:
     """``rlhf.evaluation.noninferiority.noninferiority`` of the differences of the same prompts or items.
 
-    A candidate that lost exactly the margin passes in at most 1 - confidence of runs.
+    A candidate that lost exactly the margin passes in about 1 - confidence of runs. Where the champion's shares leave no room for such a
+    loss, nothing is decided.
     """
     suite = None if requirement.metric is not None else requirement.about
     measured = measurements.of(metric=requirement.metric, suite=suite)
@@ -39,6 +40,10 @@ def non_inferior(requirement: NonInferior, measurements: Measurements, confidenc
     pairs = measured.pairs(compared=True)
     if pairs.obstacle:
         return undecided(pairs.obstacle)
+    if pairs.largest is not None:
+        blind = no_room_to_lose(pairs.champion, margin, lower_is_better=requirement.lower_is_better)
+        if blind is not None:
+            return blind
     return noninferiority(
         sign * (pairs.candidate - pairs.champion), margin, confidence=confidence, largest=pairs.largest
     )

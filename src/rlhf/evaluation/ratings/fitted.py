@@ -19,6 +19,8 @@ Objective = Callable[[Array], tuple[float, Array, Array]]
 MAX_STEPS = 200
 TOLERANCE = 1e-12
 """Newton decrement (twice the distance of the log-likelihood from its maximum) at which a fit is done."""
+NO_VARIANCE = 1e-18
+"""Squared log-odds: what rounding leaves of a variance of 0, as where all matches were ties."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,11 @@ class Ratings:
             return Estimate(
                 value=value, low=math.nan, high=math.nan, n=self.num_units, confidence=self.confidence,
                 reason=f"no interval: {self.num_units} prompts are too few for {len(self.strengths)} systems",
+            )  # fmt: skip
+        if contrast.any() and variance <= NO_VARIANCE:
+            return Estimate(
+                value=value, low=math.nan, high=math.nan, n=self.num_units, confidence=self.confidence,
+                reason=f"no interval: all {self.num_units} prompts say the same, which shows no spread",
             )  # fmt: skip
         half = float(stdtrit(self.degrees_of_freedom, (1 + self.confidence) / 2)) * math.sqrt(max(variance, 0.0))
         return Estimate(value=value, low=value - half, high=value + half, n=self.num_units, confidence=self.confidence)

@@ -168,7 +168,9 @@ def length_controlled_win_rate(
     difference = mine - theirs
     longer, shorter = (float(np.mean(side)) if y.size else math.nan for side in (difference > 0, difference < 0))
     reason = raw.reason
-    if not reason and y.size < 10 * NUM_FOLDS:
+    if not reason and (unknown := int((~np.isfinite(difference)).sum())):
+        reason = f"{counted(unknown, 'prompt')} of {y.size} without a length; leave them out, and report how many"
+    elif not reason and y.size < 10 * NUM_FOLDS:
         reason = f"{counted(y.size, 'prompt')}; it takes {10 * NUM_FOLDS}"
     elif not reason and np.ptp(y) == 0:
         reason = "every prompt has the same outcome, and an interval of resampled prompts would have no width"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlhf.config.suites import SuiteConfig
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.decision import Decision, Ruling, combined
-from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval
-from rlhf.evaluation.noninferiority import noninferiority_of_tasks
+from rlhf.evaluation.intervals import CONFIDENCE, Estimate, mean_interval, paired_difference
+from rlhf.evaluation.noninferiority import no_room_to_lose, noninferiority, noninferiority_of_tasks
 from rlhf.evaluation.suites.suite import Suite, load_suite
 from rlhf.evaluation.suites.suite_run import SuiteRun, run_suite
 from rlhf.evaluation.suites.swaps import GroupDifference
@@ -113,7 +113,9 @@ class CapabilityTester:
 
     The difference is paired by item. PASS: the lower end of the one-sided interval of after - before is above -margin. FAIL: the upper
     end is below -margin, after Holm's correction for the number of suites: of 20 unchanged suites at 5 % each, 64 % of runs would
-    otherwise show a loss (research/evaluation.md, section 4). Otherwise UNDECIDED, which is no pass.
+    otherwise show a loss (research/evaluation.md, section 4). Otherwise UNDECIDED, which is no pass: also where the model before scores
+    no more than the margin, as a suite on which there is nothing to lose shows no loss; and where a pass would not be one with the worst
+    score for every completion after that has none.
 
     Args:
         suites: Names of bundled suites, YAML files, settings or suites.
@@ -184,7 +186,18 @@ class CapabilityTester:
         *,
         again: Mapping[str, SuiteRun] | None = None,
     ) -> CapabilityReport:
-        """Compare results that are there already; ``again`` holds those of the model before, asked a second time."""
+        """Compare results that are there already; ``again`` holds those of the model before, asked a second time.
+
+        Raises:
+            DataError: There is no result of a suite; names it.
+        """
+        for suite in self.suites:
+            for when, results in (("before", before), ("after", after)):
+                if suite.name not in results:
+                    raise DataError(
+                        f"There is no result of the suite {suite.name!r} of the model {when}, only of {', '.join(results) or 'none'}; ask it "
+                        "the suite with run()."
+                    )
         shared = {suite.name: shared_units(before[suite.name], after[suite.name]) for suite in self.suites}
         rulings = self._rulings(before, after, again or {}, shared)
         found = {}
@@ -196,7 +209,9 @@ class CapabilityTester:
                 margin=suite.config.margin,
                 before=old.estimate(),
                 after=new.estimate(),
-                gain=mean_interval([b - a for a, b in both.values()]),
+                gain=paired_difference(
+                    [a for a, _ in both.values()], [b for _, b in both.values()], shares=is_bounded(suite, both)
+                ),
                 ruling=rulings[suite.name],
                 repeat=_repeat(old, (again or {}).get(suite.name)),
                 per_unit=both,
@@ -217,11 +232,45 @@ class CapabilityTester:
             name = suite.name
             if (why := obstacles(suite, before[name], after[name], again.get(name))) is not None:
                 found[name] = Ruling(decision=Decision.UNDECIDED, reason=why)
+            elif is_bounded(suite, shared[name]):
+                blind = no_room_to_lose([old for old, _ in shared[name].values()], suite.config.margin)
+                if blind is not None:
+                    found[name] = blind
         tested = [suite for suite in self.suites if suite.name not in found]
         differences = {suite.name: np.array([b - a for a, b in shared[suite.name].values()]) for suite in tested}
         margins = {suite.name: suite.config.margin for suite in tested}
-        largest = {suite.name: 1.0 if is_bounded(shared[suite.name]) else None for suite in tested}
-        return found | noninferiority_of_tasks(differences, margins, confidence=self.confidence, largest=largest)
+        largest = {suite.name: 1.0 if is_bounded(suite, shared[suite.name]) else None for suite in tested}
+        rulings = noninferiority_of_tasks(differences, margins, confidence=self.confidence, largest=largest)
+        for suite in tested:
+            rulings[suite.name] = self._also_with_missing_as_worst(
+                rulings[suite.name], suite, before[suite.name], after[suite.name]
+            )
+        return found | rulings
+
+    def _also_with_missing_as_worst(self, ruling: Ruling, suite: Suite, before: SuiteRun, after: SuiteRun) -> Ruling:
+        """A pass holds only if it also does with the worst score for each completion of the model after that has none: what a model got worse
+        at is often what can't be scored."""
+        missing = sum(score is None for scores in after.scores.values() for score in scores)
+        if ruling.decision is not Decision.PASS or not missing:
+            return ruling
+        old = before.unit_scores()
+        known = shared_units(before, after)
+        is_share = is_bounded(suite, known)
+        worst = 0.0 if is_share else min(min(both) for both in known.values())
+        new = after.unit_scores(in_place_of_missing=worst)
+        differences = [new[unit] - score for unit, score in old.items() if unit in new]
+        harsh = noninferiority(
+            differences, suite.config.margin, confidence=self.confidence, largest=1.0 if is_share else None
+        )
+        evidence = {**ruling.evidence, "num_missing": missing, "with_missing_as_worst": dict(harsh.evidence)}
+        if harsh.decision is Decision.PASS:
+            return replace(ruling, evidence=evidence)
+        return Ruling(
+            decision=Decision.UNDECIDED,
+            reason=f"{ruling.reason} But {missing} completions of {after.model} have no score, and with {worst:g} for each of them it is not: "
+            f"{harsh.reason}",
+            evidence=evidence,
+        )
 
     def _ask(
         self, policy: PolicyModel, suite: Suite, name: str, seed: int, progress: Callable[..., None] | None
@@ -243,6 +292,8 @@ def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: Suite
                 f"The result of {run.model} is of another version of the suite {suite.name} (items, wording, scorer or sampling changed); "
                 "ask again."
             )
+        if not run.scores:
+            return f"The result of {run.model} has no items of the suite {suite.name}; ask again."
         if run.scored_frac < MIN_SCORED_FRAC:
             item, why = next(iter(run.missing.items()), ("", "the scorer gave none"))
             return (
@@ -250,6 +301,16 @@ def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: Suite
                 f"{percentage(MIN_SCORED_FRAC, 0)}; item {item}: {why}."
             )
     if again is not None:
+        if again.fingerprint != suite.fingerprint or again.scores.keys() != before.scores.keys():
+            return (
+                f"The second result of {before.model} is of other items of the suite {suite.name} than the first, so it does not say whether "
+                "the model agrees with itself; ask again."
+            )
+        if again.scored_frac < MIN_SCORED_FRAC:
+            return (
+                f"Asked a second time, only {percentage(again.scored_frac, 0)} of the completions of {before.model} have a score, fewer "
+                f"than {percentage(MIN_SCORED_FRAC, 0)}, so it is not known whether the model agrees with itself."
+            )
         difference = mean_interval(
             [b - a for a, b in shared_units(before, again).values()], confidence=REPEAT_CONFIDENCE
         )
@@ -262,9 +323,9 @@ def obstacles(suite: AskedSuite, before: SuiteRun, after: SuiteRun, again: Suite
     return None
 
 
-def is_bounded(scores: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether all scores are from 0 to 1, so that no difference is larger than 1."""
-    return all(0 <= score <= 1 for both in scores.values() for score in both)
+def is_bounded(suite: Suite, scores: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether all scores are from 0 to 1 and the scorer is not one without bounds, so that no difference is larger than 1."""
+    return not suite.config.unbounded and all(0 <= score <= 1 for both in scores.values() for score in both)
 
 
 def _repeat(before: SuiteRun, again: SuiteRun | None) -> dict[str, Any]:

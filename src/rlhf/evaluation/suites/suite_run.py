@@ -55,17 +55,25 @@ class SuiteRun:
     swap_groups: Mapping[str, str] = field(default_factory=dict)
     """Item -> the group whose texts were filled in; empty where the suite swaps nothing."""
 
+    unbounded: bool = False
+    """As of ``SuiteConfig.unbounded``: scores of a scorer without bounds are no shares, whatever those here are."""
+
     @property
     def scored_frac(self) -> float:
         """Share of the completions that have a score."""
         flat = [score is not None for scores in self.scores.values() for score in scores]
-        return sum(flat) / len(flat)
+        return sum(flat) / len(flat) if flat else 0.0
 
-    def unit_scores(self) -> dict[str, float]:
-        """Unit -> mean of its items, each the mean of its completions; units without any score are left out."""
+    def unit_scores(self, *, in_place_of_missing: float | None = None) -> dict[str, float]:
+        """Unit -> mean of its items, each the mean of its completions; units without any score are left out.
+
+        Args:
+            in_place_of_missing: Counts for every completion without a score; None leaves these out.
+        """
         items: dict[str, list[float]] = {}
         for item, scores in self.scores.items():
-            known = [score for score in scores if score is not None]
+            filled = [in_place_of_missing if score is None else score for score in scores]
+            known = [score for score in filled if score is not None]
             if known:
                 items.setdefault(self.groups[item], []).append(math.fsum(known) / len(known))
         return {unit: math.fsum(values) / len(values) for unit, values in items.items()}
@@ -73,7 +81,7 @@ class SuiteRun:
     def estimate(self) -> Estimate:
         """Mean score over units."""
         values: Array = np.array(list(self.unit_scores().values()))
-        is_share = values.size > 0 and bool(((values >= 0) & (values <= 1)).all())
+        is_share = not self.unbounded and values.size > 0 and bool(((values >= 0) & (values <= 1)).all())
         return share_interval(values) if is_share else mean_interval(values)
 
     def group_differences(self) -> list[GroupDifference]:
@@ -157,6 +165,7 @@ def run_suite(
         completions=texts,
         truncated=cut,
         missing=missing,
+        unbounded=suite.config.unbounded,
         swap_groups={item.id: item.columns[SWAP_GROUP] for item in suite.items if SWAP_GROUP in item.columns},
     )
 

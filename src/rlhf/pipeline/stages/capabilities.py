@@ -8,8 +8,9 @@ from typing import Any
 from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.suites import SuiteConfig
 from rlhf.config.yaml_text import read_yaml
+from rlhf.data.message_text import counted
 from rlhf.errors import RewardError, RLHFError
-from rlhf.evaluation.contamination import Overlap, find_overlaps
+from rlhf.evaluation.contamination import MIN_WORDS, Overlap, find_overlaps, too_short
 from rlhf.evaluation.intervals import finite_or_none
 from rlhf.evaluation.suites.capability import CapabilityReport, CapabilityTester
 from rlhf.evaluation.suites.suite import Suite
@@ -92,7 +93,17 @@ def find_contamination(stage: CapabilitiesStage, suites: list[Suite], at: StageC
     for suite in suites:
         if suite.name in found:
             found[suite.name]["of"] = len(suite.items)
-    return {"suites": found, "unread": list(dict.fromkeys(unread))}
+    short: dict[str, list[str]] = {}
+    for name, _, item in (each.partition("\0") for each in too_short(texts)):
+        short.setdefault(name, []).append(item)
+    unread += [_named_short(name, ids) for name, ids in short.items()]
+    return {"suites": found, "unread": list(dict.fromkeys(unread)), "too_short": short}
+
+
+def _named_short(suite: str, ids: list[str]) -> str:
+    more = f" and {len(ids) - MIN_SHOWN} more" if len(ids) > MIN_SHOWN else ""
+    what = f"{counted(len(ids), 'item')} of fewer than {MIN_WORDS} words"
+    return f"{what} in the suite {suite}, which any text may hold by chance ({', '.join(ids[:MIN_SHOWN])}{more})"
 
 
 def resolved_suite(source: str | SuiteConfig, at: StageContext) -> str | SuiteConfig:

@@ -65,6 +65,22 @@ def test_non_inferior_pairs_prompts(lost, expected):
     assert ruling.evidence["difference"] == pytest.approx(-lost / 400)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(20, 0), (0, 0), (40, 0)], ids=["all lost", "nothing to lose", "as much as the margin"]
+)
+def test_where_all_that_the_champion_scores_may_be_lost_nothing_is_decided(old, new):
+    """5 % solved and a margin of 10 points: a collapse to 0 would pass."""
+    of_metric = required("non_inferior", metric="judge_score", margin=0.1)
+    assert ruling_of(of_metric, measured(metric(shares(new), shares(old)))).decision is UNDECIDED
+    of_suite = required("non_inferior", suite="sums", margin=0.1)
+    asked = measured(suites={"sums": suite(suite_run(shares(new)), suite_run(shares(old)))})
+    assert ruling_of(of_suite, asked).decision is UNDECIDED
+    mirrored = required("non_inferior", metric="judge_score", margin=0.1, lower_is_better=True)
+    risen = metric([1 - share for share in shares(new)], [1 - share for share in shares(old)])
+    assert ruling_of(mirrored, measured(risen)).decision is UNDECIDED
+    assert ruling_of(of_metric, measured(risen)).decision is PASS, "90 to 100 % can be lost there, and none was"
+
+
 def test_where_lower_is_better_a_rise_is_the_loss():
     found = measured(metric(shares(180), shares(100)))
     settings = {"metric": "judge_score", "lower_is_better": True}

@@ -52,6 +52,20 @@ def test_ties_of_two_systems_by_hand():
     assert bradley_terry_ratings(matches).difference("a", "b").value == pytest.approx(math.log(2))
 
 
+def test_systems_that_always_tie_have_no_interval_of_no_width():
+    matches = [(a, b, 0.5, f"p{n}") for n in range(50) for a, b in (("a", "b"), ("b", "c"), ("a", "c"))]
+    both_ways = [(a, b, y, f"p{n}") for n in range(50) for a, b in (("a", "b"), ("b", "c")) for y in (0.0, 1.0)]
+    for data in (matches, both_ways):
+        found = bradley_terry_ratings(data)
+        for lead in (found.difference("a", "b"), *found.versus("c").values()):
+            assert lead.value == pytest.approx(0, abs=1e-9)
+            assert math.isnan(lead.low)
+            assert math.isnan(lead.high)
+            assert lead.reason
+    one_win = bradley_terry_ratings([*matches, ("a", "b", 1.0, "p50")]).difference("a", "b")
+    assert one_win.low < one_win.value < one_win.high
+
+
 @pytest.mark.parametrize("model", [half_ties, davidson, rao_kupper])
 def test_slopes_are_those_of_finite_differences(model):
     lead, outcome, tie, h = np.linspace(-3, 3, 13), np.resize([1.0, 0.5, 0.0], 13), 0.4, 1e-5

@@ -162,3 +162,14 @@ def test_one_outcome_for_all_prompts_gives_no_rate_and_no_interval_without_width
 def test_outcomes_without_lengths_are_refused():
     with pytest.raises(ConfigError):
         length_controlled_win_rate([1.0, 0.0], [3.0], [4.0], seed=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_length_that_is_not_known_leaves_the_rate_missing(bad):
+    outcomes = np.resize([1.0, 0.0, 0.5], 60)
+    lengths = np.resize([10.0, 30.0, 25.0, 5.0], 60)
+    for mine, theirs in ((np.append(lengths[1:], bad), lengths), (lengths, np.append(lengths[1:], bad))):
+        found = length_controlled_win_rate(outcomes, mine, theirs, seed=0)
+        assert not found.rate.measured
+        assert found.rate.reason
+        assert found.raw.measured
