@@ -192,6 +192,20 @@ def test_the_anchor_is_the_best_mean_so_far_and_no_look_at_it_is_a_bet():
     assert detector.anchor_step == 4
 
 
+def test_the_anchor_moves_only_for_a_gain_beyond_the_error_of_a_look():
+    # m-1, m-1, m+1, m+1: standard deviation sqrt(4/3), over sqrt(4) prompts .577
+    for gain, taken in ((1.0, [0.0, 0.6]), (0.0, [0.0, 0.5, 0.6]), (1.1, [0.0])):
+        detector = detector_of_win_rate(anchor_window=1, anchor_gain=gain)
+        anchors = []
+        for step, level in enumerate([0.0, 0.5, 0.6]):
+            judge = level + np.array([-1.0, -1.0, 1.0, 1.0])
+            detector.update(HeldOutObservation(step=step, proxy=np.zeros(4), judge=judge))
+            if detector.wants_anchor:
+                anchors.append(level)
+                detector.set_anchor(np.zeros((4, 4)))
+        assert anchors == taken, gain
+
+
 def detector_of_win_rate(**settings):
     return WinRateDrop(HackingConfig.of({"win_rate_drop": settings}).win_rate_drop, horizon=50)
 
@@ -347,6 +361,16 @@ def test_a_leap_of_the_mean_by_hand():
     found = detector.update(rollout([20.0, 20.0]))
     assert found.value == pytest.approx(17 / 1.4826, rel=1e-4)
     assert "above" in found.message
+
+
+def test_the_error_of_the_mean_is_the_least_unit_where_the_reward_was_constant():
+    detector = detector_of("spikes", window=10, threshold=8.0)
+    for _ in range(10):
+        assert detector.update(rollout([0.0] * 4)) is None
+    # mean 1, standard deviation 2 over sqrt(4) rewards: one unit
+    assert detector.update(rollout([3.0, 3.0, -1.0, -1.0])) is None
+    assert detector.value == pytest.approx(1.0)
+    assert detector.update(rollout([9.0, 9.0, 9.0, 9.0])) is not None, "no spread at all"
 
 
 # Asked heuristics -------------------------------------------------------------------------------------
