@@ -99,6 +99,17 @@ class JudgeGapConfig(DetectorConfig):
     """The t of the gap's slopes above this is an alarm."""
 
 
+class BlindConfig(DetectorConfig):
+    """Too few held-out prompts get a score of the judge, so that the detectors that ask it are silent. Only a warning: nothing was
+    found, and nothing could be."""
+
+    asks_judge = True
+    window: int = Field(10, ge=1)
+    """Evaluations that are looked at together."""
+    min_prompts: int = Field(MIN_HELD_OUT, ge=1)
+    """Fewer prompts than this with a score at each of them are an alarm."""
+
+
 class RepetitionShareConfig(PenalizingConfig):
     """More completions repeat a long block at once than the starting policy's do on the same prompts."""
 
@@ -197,6 +208,8 @@ class HackingConfig(Guarded):
     """Losses against the best checkpoint."""
     judge_gap: JudgeGapConfig = JudgeGapConfig()
     """Reward and judge move apart."""
+    blind: BlindConfig = BlindConfig()
+    """The judge gives no scores."""
     repetition_share: RepetitionShareConfig = RepetitionShareConfig()
     """Completions that go round in circles."""
     length_gaming: LengthGamingConfig = LengthGamingConfig()

@@ -352,6 +352,8 @@ class ConstitutionRewardConfig(RewardBase):
         names = [principle.name for principle in self.principles]
         if len(set(names)) < len(names):
             raise ValueError(f"each principle needs a name of its own; got {', '.join(names)}")
+        if self.reward is not None and "reward" in names:
+            raise ValueError("a principle can't be called reward where a reward goes with it; give it another name")
         return self
 
     def rewards_inside(self) -> list[tuple[str, RewardBase]]:

@@ -38,7 +38,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "log_to": True,
     "guards": True,
     "max_nonfinite_steps": True,
-    "hacking": {"action", "judge_slope", "collapse", "win_rate_drop", "judge_gap", "spikes"},
+    "hacking": {"action", "judge_slope", "collapse", "win_rate_drop", "judge_gap", "blind", "spikes"},
     "cache_reference": True,
     "data_workers": True,
     "engine": FREE_OF_ENGINES,

@@ -20,6 +20,8 @@ ADAPTER_FILE = "adapter_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+AVERAGE_FILE = "rlhf_average.json"
+"""What a reward model is the average of."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""

@@ -135,7 +135,7 @@ class RewardModel(ScalarModel):
         return cls(members, tokenizer, head_dropout=head_dropout).eval()
 
     @classmethod
-    def from_pretrained(cls, config: ModelConfig | str, *, seed: int = 0) -> Self:
+    def from_pretrained(cls, config: ModelConfig | str | Path, *, seed: int = 0) -> Self:
         """Load what ``save_pretrained`` wrote, or any transformers or peft sequence-classification model with one output.
 
         Args:
@@ -145,7 +145,7 @@ class RewardModel(ScalarModel):
         Raises:
             ModelError: It can't be loaded, or is not a reward model.
         """
-        config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
+        config = ModelConfig.of({"path": str(config)}) if isinstance(config, str | Path) else config
         if config.path is None:
             raise ModelError(
                 "A reward model is loaded from a folder or the hub; to start one use RewardModel.from_policy."

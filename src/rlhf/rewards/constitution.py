@@ -66,7 +66,7 @@ class ConstitutionalRewardWrapper:
                 principles each have their own setting.
 
         Raises:
-            ConfigError: There is no principle, two have one name, or a weight is not a finite number.
+            ConfigError: There is no principle, two have one name (the reward's is ``reward``), or a weight is not a finite number.
         """
         for principle in principles:
             check_type(principle, Principle, name="A principle", expected="Principle(name=..., scorer=..., weight=...)")
@@ -74,8 +74,9 @@ class ConstitutionalRewardWrapper:
         names = [principle.name for principle in principles]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"A constitution needs at least one principle, each with a name of its own; got {names}.")
-        weights = {**{p.name: p.weight for p in principles}, "reward": reward_weight}
-        for which, weight in weights.items():
+        if reward is not None and "reward" in names:
+            raise ConfigError("A principle can't be called 'reward' where a reward goes with it; give it another name.")
+        for which, weight in [*((p.name, p.weight) for p in principles), ("reward", reward_weight)]:
             if not math.isfinite(weight):
                 raise ConfigError(f"The weight of {which!r} is {weight}; wanted a finite number.")
         if combine not in ("sum", "min"):

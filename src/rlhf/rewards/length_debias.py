@@ -27,7 +27,7 @@ def length_debiased(scores: ArrayLike, lengths: ArrayLike, *, frac: float = FRAC
         debiased_i = score_i - fit(log length_i) + mean(fit)
 
     A reward model that likes length likes every long completion; what it says of completions of one length stays. Where longer ones are
-    really better, that is taken out, too.
+    really better, that is taken out, too. Where a share ``frac`` of the lengths is one length, the fit is one line for all.
 
     Source: Huang et al. 2024, arXiv:2409.17407; LOWESS: Cleveland 1979, by statsmodels.
 
@@ -51,13 +51,16 @@ def length_debiased(scores: ArrayLike, lengths: ArrayLike, *, frac: float = FRAC
     if np.ptp(x) == 0:
         return y.copy()
     logs = np.log(x)
+    line = np.polyval(np.polyfit(logs, y, 1), logs)
+    if np.unique(logs, return_counts=True)[1].max() >= int(frac * len(y)):
+        return (
+            y - line + line.mean()
+        )  # a window of one length has no line: statsmodels gives it the score of its first completion
     lowess = require("statsmodels.nonparametric.smoothers_lowess", extra="eval", needed_for="A length-debiased reward")
-    with np.errstate(divide="ignore", invalid="ignore"):  # a window in which all lengths are equal
-        fit: NDArray[Any] = lowess.lowess(y, logs, frac=frac, return_sorted=False)
-    if not np.isfinite(fit).all():
-        fit = np.polyval(np.polyfit(logs, y, 1), logs)  # most lengths are equal: one line for all
-    debiased: NDArray[np.float64] = y - fit + fit.mean()
-    return debiased
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: NDArray[Any] = lowess.lowess(y, logs, frac=frac, return_sorted=False)
+    fit = found if np.isfinite(found).all() else line
+    return y - fit + fit.mean()
 
 
 class LengthDebiasedReward:

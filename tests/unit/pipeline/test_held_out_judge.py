@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
 import pytest
 
 from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.validate import find_problems
@@ -127,6 +128,55 @@ def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="allow_shared"):
         Pipeline(recipe_of(tmp_path, str(copy))).run()
     assert not (tmp_path / "runs" / "watched" / "ppo" / "model").exists()
+
+
+def averaged(folder, *sources, gone=False):
+    """A folder whose record says that it is the average of these, which may lie elsewhere now."""
+    folder.mkdir()
+    (folder / "model.safetensors").write_text("their mean")
+    rows = []
+    for source in sources:
+        content = (source / "model.safetensors").read_bytes()
+        weights = {"model.safetensors": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+        rows.append({"folder": str(source) + "-gone" * gone, "share": 1 / len(sources), "weights": weights})
+    (folder / "rlhf_average.json").write_text(json.dumps({"sources": rows}))
+    return folder
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_reward_is_no_judge_of_its_average_nor_the_average_of_it(tmp_path, monkeypatch, gone):
+    install(monkeypatch)
+    Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
+    run = tmp_path / "runs" / "watched"
+    mean = str(averaged(tmp_path / "mean", run / "apart" / "model", run / "reward" / "model", gone=gone))
+    apart = str(averaged(tmp_path / "other", run / "apart" / "model", gone=gone))
+
+    def found(judge, **ppo):
+        recipe = recipe_of(tmp_path, judge, **ppo)
+        return find_shared_judge(recipe.stages, recipe.stages["ppo"], run=run, runs=run.parent)
+
+    assert found(mean).is_reward
+    assert found("stage:reward", reward=mean).is_reward
+    assert found(mean, reward=apart).is_reward, "both hold the same model"
+    assert not found(apart).is_reward
+    with pytest.raises(ConfigError, match="allow_shared"):
+        Pipeline(recipe_of(tmp_path, mean)).run()
+
+
+def test_the_rows_of_an_averages_parts_count(tmp_path, monkeypatch):
+    install(monkeypatch)
+    Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
+    run = tmp_path / "runs" / "watched"
+    recipe = recipe_of(tmp_path, str(averaged(tmp_path / "mean", run / "same_rows" / "model")))
+    found = find_shared_judge(recipe.stages, recipe.stages["ppo"], run=run, runs=run.parent)
+    assert (found.is_reward, found.rows) == (False, ("stage reward",))
+
+
+def test_a_damaged_record_of_an_average_is_named(tmp_path):
+    recipe = recipe_of(tmp_path, str(averaged(tmp_path / "mean")))
+    (tmp_path / "mean" / "rlhf_average.json").write_text('{"sources": [1]}')
+    with pytest.raises(ModelError, match=r"rlhf_average\.json is damaged"):
+        find_shared_judge(recipe.stages, recipe.stages["ppo"])
 
 
 # In a run ----------------------------------------------------------------------------------------------

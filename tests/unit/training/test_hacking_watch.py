@@ -48,6 +48,17 @@ class Agrees(toy.ShareOfGood):
     name = "agrees"
 
 
+class SaysNothing:
+    """A judge that fails on every completion."""
+
+    name = "says_nothing"
+
+    def score(self, prompts, completions):
+        """See ``Scorer``."""
+        count = len(completions)
+        return ScoreResult([float("nan")] * count, errors=dict.fromkeys(range(count), "the judge is down"))
+
+
 def build(
     folder: Path | None, hacking: Any, *, judge: Any = None, scorer: Any = None, prompts: int = 24, **settings: Any
 ) -> Any:
@@ -86,6 +97,12 @@ def test_a_judge_that_falls_while_the_reward_rises_raises_an_alarm_with_its_samp
     means = [e["metrics"]["hacking/judge_mean"] for e in logged if "hacking/judge_mean" in e["metrics"]]
     assert len(means) == 8, "a look before every rollout"
     assert means[-1] < means[0]
+
+
+def test_a_judge_that_says_nothing_is_an_alarm_of_the_run(tmp_path):
+    build(tmp_path, {"action": "warn", **LOOKS, "blind": {"window": 4}}, judge=SaysNothing()).train()
+    (alarm,) = [a for a in alarms(tmp_path) if a["guard"] == "blind"]
+    assert (alarm["metric"], alarm["value"], alarm["limit"]) == ("hacking/judged_prompts", 0.0, 20.0)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ GUARDS = {
     "collapse": "judge and reward fall",
     "win_rate_drop": "loses to its best checkpoint",
     "judge_gap": "reward and judge move apart",
+    "blind": "judge without scores",
     "repetition_share": "repeated blocks",
     "length_gaming": "length that pays",
     "spikes": "reward spike",

@@ -59,7 +59,13 @@ PANELS: tuple[PanelSpec, ...] = (
         "Reward and held-out judge",
         "points, on held-out prompts",
         {"reward": "hacking/proxy_mean", "judge": "hacking/judge_mean"},
-        about=("hacking/judge_slope_t", "hacking/proxy_slope_t", "hacking/win_rate_log_e", "hacking/judge_gap_t"),
+        about=(
+            "hacking/judge_slope_t",
+            "hacking/proxy_slope_t",
+            "hacking/win_rate_log_e",
+            "hacking/judge_gap_t",
+            "hacking/judged_prompts",
+        ),
     ),
     PanelSpec(
         "Distance from the reference",

@@ -6,6 +6,7 @@ A policy or a judge may be ``stage:NAME`` or the folder of a model. A folder tha
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,9 @@ from rlhf.config.rewards import training_rewards_of
 from rlhf.config.schema import stage_classes
 from rlhf.config.stage_inputs import RowsInput
 from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage
-from rlhf.errors import RLHFError
+from rlhf.errors import ModelError, RLHFError
 from rlhf.files import sha256
+from rlhf.models.checks import AVERAGE_FILE
 from rlhf.pipeline.validate.inputs import embedded_model, rows_inputs
 
 EMBEDDED = "embedded"
@@ -60,6 +62,8 @@ class Root:
     is_known: bool = False
     """This package's own, or new: it was not trained on any user's rows."""
     weights: Weights = Weights()
+    parts: tuple[Made | Root, ...] = ()
+    """What its weights are the average of."""
 
     def is_same(self, other: Made | Root) -> bool:
         """Whether it is the same model."""
@@ -211,7 +215,33 @@ class Surroundings:
         if folder is None:
             folder = self._copied_from(path)
         made = self._record(folder) if folder is not None else None
-        return made or Root(str(path), weights=_weights_in(path))
+        parts = self._averaged(path) if made is None else ()
+        return made or Root(str(path), bool(parts), _weights_in(path), parts)
+
+    def _averaged(self, path: Path) -> tuple[Made | Root, ...]:
+        """What a folder says that its weights are the average of: by the folders that are still as they were, else by content."""
+        file = path / AVERAGE_FILE
+        if not file.is_file():
+            return ()
+        try:
+            sources = json.loads(file.read_text(encoding="utf-8"))["sources"]
+            found = [
+                (
+                    str(source["folder"]),
+                    Weights(
+                        tuple(sorted(int(each["bytes"]) for each in source["weights"].values())),
+                        frozenset(str(each["sha256"])[:16] for each in source["weights"].values()),
+                    ),
+                )
+                for source in sources
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            raise ModelError(f"{file} is damaged: {err!r}. Average the models again.") from None
+        parts = []
+        for folder, weights in found:
+            is_there = os.path.isdir(folder) and weights.is_same(_weights_in(Path(folder)))
+            parts.append(self.model(folder) if is_there else Root(folder, weights=weights))
+        return tuple(parts)
 
     def _copied_from(self, path: Path) -> Path | None:
         """The stage of another run that made the same weights."""
@@ -268,8 +298,9 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
 
 
 def models_of(spec: RewardBase | JudgeBase, place: str, owner: Made) -> list[Made | Root]:
-    """The models that a reward or a judge uses."""
-    return [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
+    """The models that a reward or a judge uses, and those that one of them is the average of."""
+    found = [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
+    return [one for model in found for one in (model, *(model.parts if isinstance(model, Root) else ()))]
 
 
 def is_trained_against(made: Made, judge: RewardBase | JudgeBase, asked: Made) -> bool:

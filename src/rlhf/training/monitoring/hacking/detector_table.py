@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlhf.training.monitoring.hacking.blind import Blind
 from rlhf.training.monitoring.hacking.collapse import Collapse
 from rlhf.training.monitoring.hacking.judge_gap import JudgeGap
 from rlhf.training.monitoring.hacking.judge_slope import JudgeSlope
@@ -52,6 +53,12 @@ DETECTORS: dict[str, Entry] = {
         "held_out",
         "hacking/judge_gap_t",
         "0 of 5,400 simulated runs of 1,000 steps; 17 % where the judge is pure noise",
+    ),
+    "blind": Entry(
+        Blind,
+        "held_out",
+        "hacking/judged_prompts",
+        "none: it counts scores, and is raised where there are too few of them",
     ),
     "repetition_share": Entry(
         RepetitionShare, "rollout", "hacking/repetition_share", "0 of 1,500 simulated runs of 1,000 steps"

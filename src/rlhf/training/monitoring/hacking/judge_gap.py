@@ -38,9 +38,10 @@ class JudgeGap:
     def update(self, observation: HeldOutObservation) -> Detection | None:
         """See ``Detector``."""
         if not self.scales:
-            spreads = [float(np.nanstd(values)) for values in (observation.proxy, observation.judge)]
+            found = [values[np.isfinite(values)] for values in (observation.proxy, observation.judge)]
+            spreads = [float(values.std()) if len(values) else 0.0 for values in found]
             if min(spreads) <= 0:
-                return None  # all scores are equal: there is no unit yet
+                return None  # all scores are equal, or none is there: there is no unit yet
             self.scales = spreads
         gap = observation.proxy / self.scales[0] - observation.judge / self.scales[1]
         self.gaps = [*self.gaps, gap.tolist()][-self.window :]

@@ -19,6 +19,7 @@ EVERYTHING = {
     "collapse": {"window": 4, "long_window": 6, "threshold": 1.0, "long_threshold": 1.0},
     "judge_gap": {"window": 4, "threshold": 1.0},
     "win_rate_drop": {"anchor_window": 2, "alpha": 0.5},
+    "blind": {"window": 2, "min_prompts": 25},
     "repetition_share": {"window": 2, "min_completions": 8, "min_words": 3, "action": "penalize"},
     "length_gaming": {"window": 2, "correlation": 0.1, "growth": 1.1, "action": "penalize"},
     "spikes": {"window": 10, "threshold": 1.0},
@@ -112,6 +113,18 @@ def test_missing_scores_are_left_out_and_never_0():
         judge = 5.0 + rng.normal(size=40)
         judge[step] = math.nan  # as 0 it would be a fall of five
         assert detector.check_held_out(rng.normal(size=40), judge, step=step).alarms == []
+
+
+def test_a_judge_without_scores_is_an_alarm_and_not_a_calm_run():
+    detector = RewardHackingDetector()
+    said = [detector.check_held_out([1.0] * 128, [math.nan] * 128, step=step) for step in range(25)]
+    assert [[alarm.detector for alarm in report.alarms] for report in said] == [[]] * 9 + [["blind"]] * 16
+    (alarm,) = said[-1].alarms
+    assert (alarm.action, alarm.value, alarm.limit) == ("warn", 0.0, 20.0)
+    assert said[-1].values["hacking/judged_prompts"] == 0.0
+    assert "hacking/judge_slope_t" not in said[-1].values
+    off = RewardHackingDetector({"blind": "off"})
+    assert all(not off.check_held_out([1.0] * 128, [math.nan] * 128, step=step).alarms for step in range(25))
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,70 @@ def test_the_anchor_is_the_best_mean_so_far_and_no_look_at_it_is_a_bet():
     assert detector.anchor_step == 4
 
 
+def test_the_anchor_moves_only_for_a_gain_beyond_the_error_of_a_look():
+    # m-1, m-1, m+1, m+1: standard deviation sqrt(4/3), over sqrt(4) prompts .577
+    for gain, taken in ((1.0, [0.0, 0.6]), (0.0, [0.0, 0.5, 0.6]), (1.1, [0.0])):
+        detector = detector_of_win_rate(anchor_window=1, anchor_gain=gain)
+        anchors = []
+        for step, level in enumerate([0.0, 0.5, 0.6]):
+            judge = level + np.array([-1.0, -1.0, 1.0, 1.0])
+            detector.update(HeldOutObservation(step=step, proxy=np.zeros(4), judge=judge))
+            if detector.wants_anchor:
+                anchors.append(level)
+                detector.set_anchor(np.zeros((4, 4)))
+        assert anchors == taken, gain
+
+
 def detector_of_win_rate(**settings):
     return WinRateDrop(HackingConfig.of({"win_rate_drop": settings}).win_rate_drop, horizon=50)
+
+
+def test_a_first_look_without_scores_leaves_the_gap_its_unit_for_later():
+    missing = HeldOutObservation(step=0, proxy=np.arange(64.0), judge=np.full(64, math.nan))
+    late, plain = detector_of("judge_gap"), detector_of("judge_gap")
+    assert late.update(missing) is None
+    for each in looks(-0.1, 0.1):
+        late.update(each)
+        plain.update(each)
+    assert late.value == plain.value
+    assert math.isfinite(late.value)
+
+
+# A blind judge ----------------------------------------------------------------------------------------
+
+
+def scored(*there, count=4):
+    """A look at which these prompts have the judge's score."""
+    judge = np.full(count, math.nan)
+    judge[list(there)] = 1.0
+    return HeldOutObservation(step=1, proxy=np.zeros(count), judge=judge)
+
+
+def test_prompts_count_that_were_scored_at_every_look_of_the_window():
+    detector = detector_of("blind", window=3, min_prompts=2)
+    for look, count, alarm in [
+        (scored(0, 1, 2), None, False),
+        (scored(0, 1, 3), None, False),
+        (scored(0, 1, 2, 3), 2, False),  # 0 and 1
+        (scored(0, 2), 1, True),  # 0 alone, though each look has two scores or more
+        (scored(0, 2, 3), 2, False),  # 0 and 2
+        (scored(), 0, True),
+    ]:
+        found = detector.update(look)
+        assert (detector.value, found is not None) == (count, alarm)
+    assert (found.value, found.limit) == (0.0, 2.0)
+
+
+def test_too_few_held_out_prompts_are_blindness_too():
+    few, enough = detector_of("blind"), detector_of("blind")
+    alarms = [
+        (
+            few.update(scored(*range(19), count=19)) is not None,
+            enough.update(scored(*range(20), count=20)) is not None,
+        )
+        for _ in range(10)
+    ]
+    assert alarms == [(False, False)] * 9 + [(True, False)]
 
 
 # Repetition -------------------------------------------------------------------------------------------
@@ -347,6 +409,16 @@ def test_a_leap_of_the_mean_by_hand():
     found = detector.update(rollout([20.0, 20.0]))
     assert found.value == pytest.approx(17 / 1.4826, rel=1e-4)
     assert "above" in found.message
+
+
+def test_the_error_of_the_mean_is_the_least_unit_where_the_reward_was_constant():
+    detector = detector_of("spikes", window=10, threshold=8.0)
+    for _ in range(10):
+        assert detector.update(rollout([0.0] * 4)) is None
+    # mean 1, standard deviation 2 over sqrt(4) rewards: one unit
+    assert detector.update(rollout([3.0, 3.0, -1.0, -1.0])) is None
+    assert detector.value == pytest.approx(1.0)
+    assert detector.update(rollout([9.0, 9.0, 9.0, 9.0])) is not None, "no spread at all"
 
 
 # Asked heuristics -------------------------------------------------------------------------------------
