@@ -11,7 +11,6 @@ import typer
 
 from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
 from rlhf.cli.run import ForceOption, run_recipe
-from rlhf.errors import ModelError
 from rlhf.formatting import formatted, interval, mapping, number
 from rlhf.pipeline.kinds import EVALUATION
 
@@ -21,7 +20,9 @@ TABLE_WIDTH = 120
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Model folder or hub name; `embedded` for the built-in one.")],
+    model: Annotated[
+        str, typer.Argument(help="Model folder, stage of a run or hub name; `embedded` for the built-in one.")
+    ],
     settings: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / STAGE,
     device: DeviceOption = "auto",
@@ -44,11 +45,11 @@ def evaluate(
     from rlhf.config.base import apply_overrides
     from rlhf.config.judges import with_any_judge
     from rlhf.config.recipe import RecipeConfig, expand_variables
-    from rlhf.pipeline.models import where_models_are
+    from rlhf.pipeline.models import named_model
 
-    if not (Path(model) / "config.json").is_file() and (models := where_models_are(Path(model))):
-        raise ModelError(f"{model} is the folder of a run and no model. {models}")
-    tree = apply_overrides({"kind": STAGE, "policy": {"path": model}}, settings or [])
+    tree = apply_overrides({"kind": STAGE, "policy": {"path": named_model(model)}}, settings or [])
+    if isinstance(tree.get("baseline"), str):
+        tree["baseline"] = named_model(tree["baseline"])
     stage = with_any_judge(expand_variables(tree, "The command line"))
     if "metrics" not in tree:
         stage["metrics"] = _default_metrics(stage)

@@ -25,7 +25,9 @@ RECIPES = (".yaml", ".yml")
 
 
 def gate(
-    model: Annotated[str, typer.Argument(help="A model folder, or a recipe with a stage `gate` (.yaml).")] = "",
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a stage of a run, or a recipe with a stage `gate` (.yaml).")
+    ] = "",
     settings: Overrides = None,
     against: Annotated[
         str | None, typer.Option("--against", help="Alias of the registry to compare with; champion by default.")
@@ -125,11 +127,9 @@ def _stage_of_model(
 ) -> dict[str, Any]:
     from rlhf.config.base import apply_overrides
     from rlhf.config.yaml_text import read_yaml
-    from rlhf.pipeline.models import where_models_are
+    from rlhf.pipeline.models import named_model
     from rlhf.registry.registry import DEFAULT, Registry
 
-    if not (Path(model) / "config.json").is_file() and (models := where_models_are(Path(model))):
-        raise ModelError(f"{model} is the folder of a run and no model. {models}")
     start: dict[str, Any] = {} if config is None else dict(read_yaml(config))
     for key, option in (("alias", "--against"), ("promote", "--promote"), ("candidate", "the argument MODEL")):
         if key in start or any(item.startswith(f"{key}=") for item in settings):
@@ -141,7 +141,7 @@ def _stage_of_model(
             "for --config; docs/gates.md lists what there is."
         )
     Registry(tree["registry"]).path(against)  # a misspelled alias must not turn a comparison into a pass
-    return {**tree, "candidate": {"path": model}, "alias": against, "promote": promote}
+    return {**tree, "candidate": {"path": named_model(model)}, "alias": against, "promote": promote}
 
 
 def _decided(recipe: RecipeConfig, name: str, *, quiet: bool, **options: Any) -> tuple[Path, dict[str, Any]]:

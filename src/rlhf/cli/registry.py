@@ -74,7 +74,7 @@ def registry_show(
 
 @app.command("promote")
 def registry_promote(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    model: Annotated[Path, typer.Argument(help="A model folder, or a stage of a run.")],
     alias: AliasOption = CHAMPION,
     reason: ReasonOption = "",
     evidence: Annotated[
@@ -84,12 +84,11 @@ def registry_promote(
     as_json: JsonOption = False,
 ) -> None:
     """Copy a model into the registry and let an alias name it, in one step."""
-    from rlhf.pipeline.models import where_models_are
+    from rlhf.pipeline.models import named_model
     from rlhf.pipeline.validate.weights import read_model_folder
     from rlhf.registry.registry import Registry
 
-    if not (model / "config.json").is_file() and (models := where_models_are(model)):
-        raise ModelError(f"{model} is the folder of a run and no model. {models}")
+    model = Path(named_model(str(model)))
     read_model_folder(model)  # a file that was cut short is found before an alias names it
     if evidence is not None and not evidence.is_file():
         raise ModelError(f"There is no file {evidence} for --evidence; give the file that the decision is based on.")

@@ -16,13 +16,11 @@ from rlhf.data.read import open_rows
 from rlhf.errors import ConfigError, DataError, ModelError
 from rlhf.files import sha256, write_jsonl
 from rlhf.models.sources import check_there
-from rlhf.pipeline.models import where_models_are
+from rlhf.pipeline.models import model_in, where_models_are
 from rlhf.registry.registry import Registry
 from rlhf.rewards.pairwise.model_identity import model_identity
 from rlhf.rewards.pairwise.votes import digest
 from rlhf.seeds import derive_seed
-
-CONFIGS = ("config.json", "adapter_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +70,8 @@ def find_side(text: str, *, registry: str) -> Side:
     if path.is_file():
         return Side(name=text, path=str(path), is_file=True)
     if path.is_dir():
-        for folder in (path, path / "model"):
-            if any((folder / name).is_file() for name in CONFIGS):
-                return Side(name=text, path=str(folder))
+        if (folder := model_in(path)) is not None:
+            return Side(name=text, path=str(folder))
         models = where_models_are(path)
         raise ModelError(f"{text} is a folder without a model.{' ' if models else ''}{models}")
     if Path(registry).is_dir() and text in (aliases := Registry(registry)).aliases():

@@ -46,6 +46,14 @@ def test_the_exit_code_is_the_decision_and_a_model_alone_is_only_compared(call, 
     assert call("gate", "--replay", document["evidence_file"], "--quiet")[0] == code
 
 
+def test_the_folder_of_a_stage_is_compared_and_promoted_as_its_model(call, room, models):
+    stage = room / "runs" / "mine" / "dpo"
+    shutil.copytree(models[1], stage / "model")
+    assert call("gate", stage, "--config", settings(room, "pass"), "--quiet")[0] == 0
+    assert call("registry", "promote", stage)[0] == 0
+    assert Registry("registry").version(2).source == str(stage / "model")
+
+
 def test_promote_promotes_and_the_next_comparison_is_made_anew(call, room, models):
     assert call("gate", models[1], "--config", settings(room, "pass"), "--promote", "--quiet")[0] == 0
     registry = Registry("registry")
