@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
+from rlhf.cli.registry import needed_base
 from rlhf.cli.run import run_recipe
 from rlhf.errors import ConfigError, GateError, ModelError, did_you_mean, printable
 from rlhf.formatting import mapping
@@ -200,3 +201,6 @@ def _show(document: Mapping[str, Any], path: Path) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    promoted = document["decision"] == "pass" and mapping(document.get("settings")).get("promote")
+    if promoted and (needs := needed_base(Path(mapping(document["candidate"])["folder"]))):
+        out.print(printable(needs), markup=False, highlight=False, soft_wrap=True)

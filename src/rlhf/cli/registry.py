@@ -67,6 +67,7 @@ def registry_show(
     for title, text in (
         ("version", version.name), ("aliases", ", ".join(_names(version.number, aliases)) or "none"), ("path", str(path)),
         ("from", _origin(version)), ("added", version.added),
+        *((("note", needs),) if (needs := needed_base(path)) else ()),
     ):  # fmt: skip
         out.print(f"{title:<9}{printable(text)}", markup=False, highlight=False, soft_wrap=True)
     _print_history(events)
@@ -131,6 +132,21 @@ def _tell(registry: Registry, version: Version, alias: str, *, as_json: bool) ->
         f"{alias} names version {version.number} now, before that {before}: {registry.folder / alias}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if needs := needed_base(registry.path(version.number)):
+        console().print(printable(needs), markup=False, highlight=False, soft_wrap=True)
+
+
+def needed_base(model: Path) -> str:
+    """What a version can't do without: an adapter is copied, and its base stays where it is. Empty for a whole model."""
+    from rlhf.models.adapter_base import base_folder, base_name
+    from rlhf.registry.registry import ADAPTER
+
+    if not (model / ADAPTER).is_file() or (name := base_name(model)) is None:
+        return ""
+    return (
+        f"It is an adapter, and its base was not copied: it needs {base_folder(model, name) or name} as long as it is used. A model with "
+        "the adapter merged into it stands alone: docs/gates.md, Adapters."
+    )
 
 
 def _print_history(events: Sequence[Event]) -> None:
@@ -138,6 +154,8 @@ def _print_history(events: Sequence[Event]) -> None:
     for each in events:
         change = f"{each.previous if each.previous is not None else '-'} -> {each.version if each.version is not None else '-'}"
         line = f"{each.time}  {each.action:<8} {each.alias}  {change}  {each.candidate}  {each.reason}"
+        if digest := each.evidence.get("sha256"):
+            line += f"  evidence {each.evidence.get('file', '')} sha256:{digest}"
         out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 

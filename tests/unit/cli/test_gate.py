@@ -8,7 +8,10 @@ import shutil
 import pytest
 import yaml
 
+from rlhf.config.model import ModelConfig
 from rlhf.errors import ConfigError, DataError, ModelError
+from rlhf.files import sha256
+from rlhf.models.policy import PolicyModel
 from rlhf.registry.registry import Registry
 from tests.fixtures.gated import model, told
 
@@ -52,6 +55,19 @@ def test_the_folder_of_a_stage_is_compared_and_promoted_as_its_model(call, room,
     assert call("gate", stage, "--config", settings(room, "pass"), "--quiet")[0] == 0
     assert call("registry", "promote", stage)[0] == 0
     assert Registry("registry").version(2).source == str(stage / "model")
+
+
+def test_a_promoted_adapter_says_which_base_it_still_needs(call, room, models):
+    adapted = ModelConfig.of({"path": str(models[0]), "lora": {"rank": 2}})
+    PolicyModel.from_pretrained(adapted).save_pretrained(room / "adapter")
+    for words in (
+        ("registry", "promote", room / "adapter"),
+        ("registry", "show"),
+        ("gate", room / "adapter", "--config", settings(room, "pass"), "--promote"),
+    ):
+        assert str(models[0]) in call(*words)[1]
+    assert str(models[0]) not in call("registry", "promote", models[1])[1]
+    assert call("registry", "promote", models[1], "--json")[0] == 0
 
 
 def test_promote_promotes_and_the_next_comparison_is_made_anew(call, room, models):
@@ -119,7 +135,9 @@ def test_the_registry_is_listed_shown_and_rolled_back(call, room, models):
     shown = json.loads(call("registry", "show", "champion", "--json")[1])
     assert [event["reason"] for event in shown["history"]] == ["first", "better"]
     assert json.loads(call("registry", "show", "1", "--json")[1])["aliases"] == []
-    assert "better" in call("registry", "show")[1]
+    text = call("registry", "show")[1]
+    assert "better" in text
+    assert sha256(evidence) in text
     code, out, _ = call("registry", "rollback", "--reason", "complaints")
     assert code == 0
     assert "version 1 now" in out
