@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, RunsOption, console
+from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, RunsOption, console, file_name
 
 
 def compare(
@@ -76,7 +75,7 @@ def compare(
     from rlhf.pipeline.model_comparison import compare_models
     from rlhf.pipeline.rated_models import rate_models
 
-    folder = output or runs / "compare" / "-".join(_file_name(model) for model in (a, b, *more))
+    folder = output or runs / "compare" / "-".join(file_name(model) for model in (a, b, *more))
     if more:
         with placed_on(device):
             rated = rate_models([a, b, *more], config, folder, runs=runs)
@@ -127,8 +126,3 @@ def _rate(rate: Any) -> str:
     if not rate.measured:
         return f"not measured, {rate.reason}"
     return f"{percentage(rate.value)} [{percentage(rate.low)}, {percentage(rate.high)}]"
-
-
-def _file_name(text: str) -> str:
-    """The last parts of a path that tell it apart, as one word."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "_", text.strip("/."))[-60:]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
+from rlhf.cli.options import RUNS, DeviceOption, JsonOption, Overrides, QuietOption, console, file_name
 from rlhf.cli.run import ForceOption, run_recipe
 from rlhf.formatting import formatted, interval, mapping, number
 from rlhf.pipeline.kinds import EVALUATION
@@ -24,7 +24,15 @@ def evaluate(
         str, typer.Argument(help="Model folder, stage of a run or hub name; `embedded` for the built-in one.")
     ],
     settings: Overrides = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / STAGE,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Run folder to write; by default evaluate-MODEL in runs.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -47,7 +55,10 @@ def evaluate(
     from rlhf.config.recipe import RecipeConfig, expand_variables
     from rlhf.pipeline.models import named_model
 
-    tree = apply_overrides({"kind": STAGE, "policy": {"path": named_model(model)}}, settings or [])
+    path = named_model(model)
+    if output is None:
+        output = RUNS / f"{STAGE}-{file_name(path)}"
+    tree = apply_overrides({"kind": STAGE, "policy": {"path": path}}, settings or [])
     if isinstance(tree.get("baseline"), str):
         tree["baseline"] = named_model(tree["baseline"])
     stage = with_any_judge(expand_variables(tree, "The command line"))

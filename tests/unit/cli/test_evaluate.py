@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlhf.cli.evaluate import _default_metrics, _show
+from rlhf.files import write_json
 
 
 def estimate(value, low=None, high=None, **more):
@@ -46,3 +49,19 @@ def test_without_prompts_only_what_reads_texts_and_pairs_is_measured():
     assert _default_metrics({"policy": "p", "texts": "t"}) == ["perplexity", "bits_per_byte"]
     assert "length" in _default_metrics({"policy": "p", "texts": "t", "prompts": "q"})
     assert "length" in _default_metrics({"policy": "p"}), "the key that is missing is prompts"
+
+
+def test_every_model_has_a_folder_of_its_own(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = []
+
+    def run(recipe, **_):
+        written.append(Path(recipe.output_dir) / recipe.name)
+        write_json(written[-1] / "evaluate" / "evaluation.json", {"metrics": {}})
+
+    monkeypatch.setattr("rlhf.cli.evaluate.run_recipe", run)
+    for model in ("runs/mine/dpo/model", "runs/mine/sft/model", "embedded"):
+        assert call("evaluate", model, "prompts=p.jsonl")[0] == 0
+    assert call("evaluate", "embedded", "prompts=p.jsonl", "-o", "out/mine")[0] == 0
+    assert len(set(written)) == 4
+    assert [folder.parent for folder in written] == [Path("runs")] * 3 + [Path("out")]
