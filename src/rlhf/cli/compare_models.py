@@ -57,7 +57,7 @@ def compare(
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.comparison import CompareConfig
-    from rlhf.config.judges import read_judge
+    from rlhf.config.judges import REWARD_NAMES, RULES, RewardModelJudgeConfig, read_judge
     from rlhf.config.recipe import expand_variables
 
     inside = [item.removeprefix("judge.") for item in settings or [] if item.startswith("judge.")]
@@ -72,9 +72,12 @@ def compare(
     config = CompareConfig.of(tree, source="The command line")
 
     from rlhf.models.device import placed_on
+    from rlhf.pipeline.compared_models import check_spelled
     from rlhf.pipeline.model_comparison import compare_models
     from rlhf.pipeline.rated_models import rate_models
 
+    if isinstance(config.judge, RewardModelJudgeConfig):
+        check_spelled(config.judge.path, (*RULES, *REWARD_NAMES))
     folder = output or runs / "compare" / "-".join(file_name(model) for model in (a, b, *more))
     if more:
         with placed_on(device):
