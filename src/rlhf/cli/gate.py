@@ -12,7 +12,7 @@ import typer
 from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
 from rlhf.cli.registry import needed_base
 from rlhf.cli.run import run_recipe
-from rlhf.errors import ConfigError, GateError, ModelError, did_you_mean, printable
+from rlhf.errors import ConfigError, DataError, GateError, ModelError, did_you_mean, printable
 from rlhf.formatting import mapping
 from rlhf.pipeline.kinds import GATE
 
@@ -85,8 +85,10 @@ def gate(
 
 
 def _replayed(path: Path) -> dict[str, Any]:
-    from rlhf.evaluation.gates.gate_file import read_evidence, replay
+    from rlhf.evaluation.gates.gate_file import FILE, read_evidence, replay
 
+    if not path.is_file():
+        raise DataError(f"There is no file {path} for --replay; give the {FILE} that a gate wrote.")
     document = read_evidence(path)
     return {**document, **replay(document, source=str(path)).to_dict()}
 
@@ -120,7 +122,7 @@ def _of_model(tree: Mapping[str, Any], output: Path, device: str, *, quiet: bool
         },
         source="The command line",
     )  # fmt: skip
-    return _decided(recipe, STAGE, quiet=quiet, force=True)  # the champion may be another one since
+    return _decided(recipe, STAGE, quiet=quiet, force=True, force_because="the champion may be another one")
 
 
 def _stage_of_model(
@@ -129,7 +131,7 @@ def _stage_of_model(
     from rlhf.config.base import apply_overrides
     from rlhf.config.yaml_text import read_yaml
     from rlhf.pipeline.models import named_model
-    from rlhf.registry.registry import DEFAULT, Registry
+    from rlhf.registry.registry import CHAMPION, DEFAULT, Registry
 
     start: dict[str, Any] = {} if config is None else dict(read_yaml(config))
     for key, option in (("alias", "--against"), ("promote", "--promote"), ("candidate", "the argument MODEL")):
@@ -141,7 +143,13 @@ def _stage_of_model(
             "require is missing: say what the model must meet, as in require='[{kind: non_inferior, suite: general}]', or in a file "
             "for --config; docs/gates.md lists what there is."
         )
-    Registry(tree["registry"]).path(against)  # a misspelled alias must not turn a comparison into a pass
+    registry = Registry(tree["registry"])
+    if against == CHAMPION and not registry.aliases():
+        raise ModelError(
+            f"There is no champion to compare with yet: nothing was promoted into the folder {registry.folder}. Make a model the first one "
+            f"with `rlhf registry promote MODEL{'' if registry.folder == Path(DEFAULT) else f' --registry {registry.folder}'}`."
+        )
+    registry.path(against)  # a misspelled alias must not turn a comparison into a pass
     return {**tree, "candidate": {"path": named_model(model)}, "alias": against, "promote": promote}
 
 

@@ -116,8 +116,8 @@ def _opened(folder: Path) -> Registry:
 
     if not folder.is_dir():
         raise ModelError(
-            f"There is no registry {folder}; the first promotion makes it (a gate, or `rlhf registry promote MODEL`), or name another "
-            "with --registry."
+            f"Nothing was promoted yet: there is no folder {folder}. The first promotion makes it (a gate, or `rlhf registry promote MODEL`); "
+            "or name another folder with --registry."
         )
     return Registry(folder)
 

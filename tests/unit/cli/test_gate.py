@@ -70,6 +70,22 @@ def test_a_promoted_adapter_says_which_base_it_still_needs(call, room, models):
     assert call("registry", "promote", models[1], "--json")[0] == 0
 
 
+def test_without_a_champion_the_next_step_is_named(call, room, models):
+    shutil.rmtree(room / "registry")
+    code, _, err = call("gate", models[1], "--config", settings(room, "pass"))
+    assert (code, "`rlhf registry promote MODEL`" in err) == (ModelError.exit_code, True)
+    code, _, err = call("registry", "show")
+    assert (code, "`rlhf registry promote MODEL`" in err) == (ModelError.exit_code, True)
+
+
+def test_a_second_decision_is_not_told_as_the_persons_own_force(call, room, models):
+    good = settings(room, "pass")
+    assert "done again" not in "".join(call("gate", models[1], "--config", good)[1:])
+    again = "".join(call("gate", models[1], "--config", good)[1:])
+    assert "done again" in again
+    assert "--force" not in again
+
+
 def test_promote_promotes_and_the_next_comparison_is_made_anew(call, room, models):
     assert call("gate", models[1], "--config", settings(room, "pass"), "--promote", "--quiet")[0] == 0
     registry = Registry("registry")
@@ -109,6 +125,8 @@ def test_what_could_let_a_model_pass_by_mistake_is_an_error(call, room, models):
     broken = room / "gate.json"
     broken.write_text("{}")
     assert call("gate", "--replay", broken)[0] == DataError.exit_code
+    code, _, err = call("gate", "--replay", "nosuch.json")
+    assert (code, "Errno" in err) == (DataError.exit_code, False)
 
 
 def test_a_changed_file_does_not_replay(call, room, models):
