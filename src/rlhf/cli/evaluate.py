@@ -11,6 +11,7 @@ import typer
 
 from rlhf.cli.options import RUNS, DeviceOption, JsonOption, Overrides, QuietOption, console, file_name
 from rlhf.cli.run import ForceOption, run_recipe
+from rlhf.errors import ConfigError
 from rlhf.formatting import formatted, interval, mapping, number
 from rlhf.pipeline.kinds import EVALUATION
 
@@ -61,13 +62,19 @@ def evaluate(
     tree = apply_overrides({"kind": STAGE, "policy": {"path": path}}, settings or [])
     if isinstance(tree.get("baseline"), str):
         tree["baseline"] = named_model(tree["baseline"])
+    if not {"prompts", "texts", "pairs"} & tree.keys():
+        raise ConfigError(
+            "prompts is missing: say what the model is asked, as in prompts=test.jsonl (one JSON object with `prompt` per line); or give "
+            "texts=FILE for its perplexity alone."
+        )
     stage = with_any_judge(expand_variables(tree, "The command line"))
     if "metrics" not in tree:
         stage["metrics"] = _default_metrics(stage)
-    recipe = RecipeConfig.of(
-        {"name": output.name, "output_dir": str(output.parent), "device": device, "stages": {STAGE: stage}},
-        source="The command line",
-    )
+    whole = {"name": output.name, "output_dir": str(output.parent), "device": device, "stages": {STAGE: stage}}
+    try:
+        recipe = RecipeConfig.of(whole, source="The command line")
+    except ConfigError as err:  # nobody wrote `stages` here
+        raise ConfigError(str(err).replace(f"stages.{STAGE}.", "")) from None
     run_recipe(recipe, quiet=quiet or as_json, force=force)
     document = json.loads((output / STAGE / "evaluation.json").read_text(encoding="utf-8"))
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf.cli.evaluate import _default_metrics, _show
+from rlhf.errors import ConfigError
 from rlhf.files import write_json
 
 
@@ -65,3 +66,10 @@ def test_every_model_has_a_folder_of_its_own(call, tmp_path, monkeypatch):
     assert call("evaluate", "embedded", "prompts=p.jsonl", "-o", "out/mine")[0] == 0
     assert len(set(written)) == 4
     assert [folder.parent for folder in written] == [Path("runs")] * 3 + [Path("out")]
+
+
+def test_what_is_wrong_is_named_as_on_the_command_line(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for settings, expected in (([], "prompts="), (["prompts=p.jsonl", "limt=3"], "limt: unknown key")):
+        code, _, err = call("evaluate", "embedded", *settings)
+        assert (code, expected in err, "stages" in err) == (ConfigError.exit_code, True, False), err
