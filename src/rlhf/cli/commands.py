@@ -20,7 +20,7 @@ class Entry:
 
     implementation: str
     """``module:attribute`` below ``rlhf.cli``: a function, or the ``typer.Typer`` of a group of commands."""
-    panel: str | None = None
+    panel: str
     """Heading in `rlhf --help`."""
     takes_settings: bool = False
     """Whether it takes KEY=VALUE."""
@@ -43,23 +43,23 @@ def _click_command(name: str, implementation: Any, *, panel: str | None, takes_s
 
 COMMANDS = {
     "run": Entry("run:run", "The loop", takes_settings=True),
-    "evaluate": Entry("evaluate:evaluate", "Look", takes_settings=True),
-    "compare": Entry("compare_models:compare", "Look", takes_settings=True),
-    "gate": Entry("gate:gate", "Look", takes_settings=True),
+    "evaluate": Entry("evaluate:evaluate", "The loop", takes_settings=True),
+    "compare": Entry("compare_models:compare", "The loop", takes_settings=True),
+    "gate": Entry("gate:gate", "The loop", takes_settings=True),
+    "registry": Entry("registry:app", "The loop"),
+    "merge": Entry("merge:merge", "The loop"),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),
-    "merge": Entry("merge:merge", "The loop"),
     "methods": Entry("methods:methods", "Look"),
     "validate": Entry("validate_doctor:validate", "Look", takes_settings=True),
     "plan": Entry("plan:plan", "Look", takes_settings=True),
     "doctor": Entry("validate_doctor:doctor", "Look"),
     "annotate": Entry("annotate:annotate", "The human side"),
-    "config": Entry("config:app"),
-    "data": Entry("data:app"),
+    "config": Entry("config:app", "Files and settings"),
+    "data": Entry("data:app", "Files and settings"),
     "debug": Entry("debug:app", "Look"),
-    "runs": Entry("runs:app"),
-    "registry": Entry("registry:app"),
+    "runs": Entry("runs:app", "Files and settings"),
     "feedback": Entry("feedback:app", "The human side"),
 }
 """In the order of `rlhf --help`. The commands of one stage, such as `rlhf sft`, come after `run`: ``rlhf.cli.run.stages_with_commands``."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, RunsOption, console
+from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, RunsOption, console, file_name
 
 
 def compare(
@@ -58,7 +57,7 @@ def compare(
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.comparison import CompareConfig
-    from rlhf.config.judges import read_judge
+    from rlhf.config.judges import REWARD_NAMES, RULES, RewardModelJudgeConfig, read_judge
     from rlhf.config.recipe import expand_variables
 
     inside = [item.removeprefix("judge.") for item in settings or [] if item.startswith("judge.")]
@@ -73,10 +72,13 @@ def compare(
     config = CompareConfig.of(tree, source="The command line")
 
     from rlhf.models.device import placed_on
+    from rlhf.pipeline.compared_models import check_spelled
     from rlhf.pipeline.model_comparison import compare_models
     from rlhf.pipeline.rated_models import rate_models
 
-    folder = output or runs / "compare" / "-".join(_file_name(model) for model in (a, b, *more))
+    if isinstance(config.judge, RewardModelJudgeConfig):
+        check_spelled(config.judge.path, (*RULES, *REWARD_NAMES))
+    folder = output or runs / "compare" / "-".join(file_name(model) for model in (a, b, *more))
     if more:
         with placed_on(device):
             rated = rate_models([a, b, *more], config, folder, runs=runs)
@@ -127,8 +129,3 @@ def _rate(rate: Any) -> str:
     if not rate.measured:
         return f"not measured, {rate.reason}"
     return f"{percentage(rate.value)} [{percentage(rate.low)}, {percentage(rate.high)}]"
-
-
-def _file_name(text: str) -> str:
-    """The last parts of a path that tell it apart, as one word."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "_", text.strip("/."))[-60:]

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
+from rlhf.cli.options import RUNS, DeviceOption, JsonOption, Overrides, QuietOption, console, file_name
 from rlhf.cli.run import ForceOption, run_recipe
-from rlhf.errors import ModelError
+from rlhf.errors import ConfigError
 from rlhf.formatting import formatted, interval, mapping, number
 from rlhf.pipeline.kinds import EVALUATION
 
@@ -21,9 +21,19 @@ TABLE_WIDTH = 120
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Model folder or hub name; `embedded` for the built-in one.")],
+    model: Annotated[
+        str, typer.Argument(help="Model folder, stage of a run or hub name; `embedded` for the built-in one.")
+    ],
     settings: Overrides = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Run folder to write.")] = Path("runs") / STAGE,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Run folder to write; by default evaluate-MODEL in runs.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -44,18 +54,27 @@ def evaluate(
     from rlhf.config.base import apply_overrides
     from rlhf.config.judges import with_any_judge
     from rlhf.config.recipe import RecipeConfig, expand_variables
-    from rlhf.pipeline.models import where_models_are
+    from rlhf.pipeline.models import named_model
 
-    if not (Path(model) / "config.json").is_file() and (models := where_models_are(Path(model))):
-        raise ModelError(f"{model} is the folder of a run and no model. {models}")
-    tree = apply_overrides({"kind": STAGE, "policy": {"path": model}}, settings or [])
+    path = named_model(model)
+    if output is None:
+        output = RUNS / f"{STAGE}-{file_name(path)}"
+    tree = apply_overrides({"kind": STAGE, "policy": {"path": path}}, settings or [])
+    if isinstance(tree.get("baseline"), str):
+        tree["baseline"] = named_model(tree["baseline"])
+    if not {"prompts", "texts", "pairs"} & tree.keys():
+        raise ConfigError(
+            "prompts is missing: say what the model is asked, as in prompts=test.jsonl (one JSON object with `prompt` per line); or give "
+            "texts=FILE for its perplexity alone."
+        )
     stage = with_any_judge(expand_variables(tree, "The command line"))
     if "metrics" not in tree:
         stage["metrics"] = _default_metrics(stage)
-    recipe = RecipeConfig.of(
-        {"name": output.name, "output_dir": str(output.parent), "device": device, "stages": {STAGE: stage}},
-        source="The command line",
-    )
+    whole = {"name": output.name, "output_dir": str(output.parent), "device": device, "stages": {STAGE: stage}}
+    try:
+        recipe = RecipeConfig.of(whole, source="The command line")
+    except ConfigError as err:  # nobody wrote `stages` here
+        raise ConfigError(str(err).replace(f"stages.{STAGE}.", "")) from None
     run_recipe(recipe, quiet=quiet or as_json, force=force)
     document = json.loads((output / STAGE / "evaluation.json").read_text(encoding="utf-8"))
     if as_json:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.cli.options import DeviceOption, JsonOption, Overrides, QuietOption, console
+from rlhf.cli.registry import needed_base
 from rlhf.cli.run import run_recipe
-from rlhf.errors import ConfigError, GateError, ModelError, did_you_mean, printable
+from rlhf.errors import ConfigError, DataError, GateError, ModelError, did_you_mean, printable
 from rlhf.formatting import mapping
 from rlhf.pipeline.kinds import GATE
 
@@ -25,7 +26,9 @@ RECIPES = (".yaml", ".yml")
 
 
 def gate(
-    model: Annotated[str, typer.Argument(help="A model folder, or a recipe with a stage `gate` (.yaml).")] = "",
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a stage of a run, or a recipe with a stage `gate` (.yaml).")
+    ] = "",
     settings: Overrides = None,
     against: Annotated[
         str | None, typer.Option("--against", help="Alias of the registry to compare with; champion by default.")
@@ -82,8 +85,10 @@ def gate(
 
 
 def _replayed(path: Path) -> dict[str, Any]:
-    from rlhf.evaluation.gates.gate_file import read_evidence, replay
+    from rlhf.evaluation.gates.gate_file import FILE, read_evidence, replay
 
+    if not path.is_file():
+        raise DataError(f"There is no file {path} for --replay; give the {FILE} that a gate wrote.")
     document = read_evidence(path)
     return {**document, **replay(document, source=str(path)).to_dict()}
 
@@ -117,7 +122,7 @@ def _of_model(tree: Mapping[str, Any], output: Path, device: str, *, quiet: bool
         },
         source="The command line",
     )  # fmt: skip
-    return _decided(recipe, STAGE, quiet=quiet, force=True)  # the champion may be another one since
+    return _decided(recipe, STAGE, quiet=quiet, force=True, force_because="the champion may be another one")
 
 
 def _stage_of_model(
@@ -125,11 +130,9 @@ def _stage_of_model(
 ) -> dict[str, Any]:
     from rlhf.config.base import apply_overrides
     from rlhf.config.yaml_text import read_yaml
-    from rlhf.pipeline.models import where_models_are
-    from rlhf.registry.registry import DEFAULT, Registry
+    from rlhf.pipeline.models import named_model
+    from rlhf.registry.registry import CHAMPION, DEFAULT, Registry
 
-    if not (Path(model) / "config.json").is_file() and (models := where_models_are(Path(model))):
-        raise ModelError(f"{model} is the folder of a run and no model. {models}")
     start: dict[str, Any] = {} if config is None else dict(read_yaml(config))
     for key, option in (("alias", "--against"), ("promote", "--promote"), ("candidate", "the argument MODEL")):
         if key in start or any(item.startswith(f"{key}=") for item in settings):
@@ -140,8 +143,14 @@ def _stage_of_model(
             "require is missing: say what the model must meet, as in require='[{kind: non_inferior, suite: general}]', or in a file "
             "for --config; docs/gates.md lists what there is."
         )
-    Registry(tree["registry"]).path(against)  # a misspelled alias must not turn a comparison into a pass
-    return {**tree, "candidate": {"path": model}, "alias": against, "promote": promote}
+    registry = Registry(tree["registry"])
+    if against == CHAMPION and not registry.aliases():
+        raise ModelError(
+            f"There is no champion to compare with yet: nothing was promoted into the folder {registry.folder}. Make a model the first one "
+            f"with `rlhf registry promote MODEL{'' if registry.folder == Path(DEFAULT) else f' --registry {registry.folder}'}`."
+        )
+    registry.path(against)  # a misspelled alias must not turn a comparison into a pass
+    return {**tree, "candidate": {"path": named_model(model)}, "alias": against, "promote": promote}
 
 
 def _decided(recipe: RecipeConfig, name: str, *, quiet: bool, **options: Any) -> tuple[Path, dict[str, Any]]:
@@ -200,3 +209,6 @@ def _show(document: Mapping[str, Any], path: Path) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    promoted = document["decision"] == "pass" and mapping(document.get("settings")).get("promote")
+    if promoted and (needs := needed_base(Path(mapping(document["candidate"])["folder"]))):
+        out.print(printable(needs), markup=False, highlight=False, soft_wrap=True)

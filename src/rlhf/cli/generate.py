@@ -6,22 +6,22 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlhf.cli.options import DeviceOption
-from rlhf.errors import ModelError
 from rlhf.models.sources import check_there
-from rlhf.pipeline.models import where_models_are
+from rlhf.pipeline.models import named_model
 
 if TYPE_CHECKING:
     from rlhf.data.contracts import Prompt
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="Model folder or hub name; `embedded` for the built-in one.")],
+    model: Annotated[
+        str, typer.Argument(help="Model folder, stage of a run or hub name; `embedded` for the built-in one.")
+    ],
     prompts: Annotated[
         str | None, typer.Argument(help="A data file with prompts; without it, one prompt a line from standard input.")
     ] = None,
@@ -33,7 +33,7 @@ def generate(
     device: DeviceOption = "auto",
 ) -> None:
     """Sample completions; one JSON object a line on standard output."""
-    _refuse_run(Path(model))
+    model = named_model(model)  # a run holds several, and which one is meant makes the difference
     check_there(model)
     from rlhf.config.policy import SamplingConfig
     from rlhf.data.datasets import GRPODataset
@@ -75,9 +75,3 @@ def _names(prompts: Sequence[Prompt]) -> list[str]:
         name if prompt.columns.get("id") in (None, "") else prompt.id
         for name, prompt in zip(by_text, prompts, strict=True)
     ]
-
-
-def _refuse_run(folder: Path) -> None:
-    """A run holds several models, and which one is meant makes the difference."""
-    if not (folder / "config.json").is_file() and (models := where_models_are(folder)):
-        raise ModelError(f"{folder} is the folder of a run and no model. {models}")

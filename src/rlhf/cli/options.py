@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,11 @@ def _as_setting(option: str, args: list[str]) -> str:
             behind = args[place + 1 : place + 2]
             return f"{key}={value if equals else next((x for x in behind if not x.startswith('-')), 'VALUE')}"
     return f"{key}=VALUE"
+
+
+def file_name(text: str) -> str:
+    """The last parts of a path that tell it apart, as one word."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", text.strip("/."))[-60:]
 
 
 def console() -> Console:

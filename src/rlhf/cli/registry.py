@@ -68,6 +68,7 @@ def registry_show(
     for title, text in (
         ("version", version.name), ("aliases", ", ".join(_names(version.number, aliases)) or "none"), ("path", str(path)),
         ("from", _origin(version)), ("added", version.added),
+        *((("note", needs),) if (needs := needed_base(path)) else ()),
     ):  # fmt: skip
         out.print(f"{title:<9}{printable(text)}", markup=False, highlight=False, soft_wrap=True)
     _print_history(events)
@@ -75,7 +76,7 @@ def registry_show(
 
 @app.command("promote")
 def registry_promote(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    model: Annotated[Path, typer.Argument(help="A model folder, or a stage of a run.")],
     alias: AliasOption = CHAMPION,
     reason: ReasonOption = "",
     evidence: Annotated[
@@ -85,12 +86,11 @@ def registry_promote(
     as_json: JsonOption = False,
 ) -> None:
     """Copy a model into the registry and let an alias name it, in one step."""
-    from rlhf.pipeline.models import where_models_are
+    from rlhf.pipeline.models import named_model
     from rlhf.pipeline.validate.weights import read_model_folder
     from rlhf.registry.registry import Registry
 
-    if not (model / "config.json").is_file() and (models := where_models_are(model)):
-        raise ModelError(f"{model} is the folder of a run and no model. {models}")
+    model = Path(named_model(str(model)))
     read_model_folder(model)  # a file that was cut short is found before an alias names it
     if evidence is not None and not evidence.is_file():
         raise ModelError(f"There is no file {evidence} for --evidence; give the file that the decision is based on.")
@@ -118,8 +118,8 @@ def _opened(folder: Path) -> Registry:
 
     if not folder.is_dir():
         raise ModelError(
-            f"There is no registry {folder}; the first promotion makes it (a gate, or `rlhf registry promote MODEL`), or name another "
-            "with --registry."
+            f"Nothing was promoted yet: there is no folder {folder}. The first promotion makes it (a gate, or `rlhf registry promote MODEL`); "
+            "or name another folder with --registry."
         )
     return Registry(folder)
 
@@ -158,6 +158,21 @@ def _tell(registry: Registry, version: Version, alias: str, *, as_json: bool) ->
         f"{alias} names version {version.number} now, before that {before}: {registry.folder / alias}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if needs := needed_base(registry.path(version.number)):
+        console().print(printable(needs), markup=False, highlight=False, soft_wrap=True)
+
+
+def needed_base(model: Path) -> str:
+    """What a version can't do without: an adapter is copied, and its base stays where it is. Empty for a whole model."""
+    from rlhf.models.adapter_base import base_folder, base_name
+    from rlhf.registry.registry import ADAPTER
+
+    if not (model / ADAPTER).is_file() or (name := base_name(model)) is None:
+        return ""
+    return (
+        f"It is an adapter, and its base was not copied: it needs {base_folder(model, name) or name} as long as it is used. A model with "
+        "the adapter merged into it stands alone: docs/gates.md, Adapters."
+    )
 
 
 def _print_history(events: Sequence[Event]) -> None:
@@ -165,6 +180,8 @@ def _print_history(events: Sequence[Event]) -> None:
     for each in events:
         change = f"{each.previous if each.previous is not None else '-'} -> {each.version if each.version is not None else '-'}"
         line = f"{each.time}  {each.action:<8} {each.alias}  {change}  {each.candidate}  {each.reason}"
+        if digest := each.evidence.get("sha256"):
+            line += f"  evidence {each.evidence.get('file', '')} sha256:{digest}"
         out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 

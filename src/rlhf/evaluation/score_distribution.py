@@ -110,7 +110,10 @@ def score_report(rows: ScoredRows, *, source: str | None = None, num_shown: int 
     if not len(scores):
         raise DataError(f"None of {counted(len(rows.scores), 'row')} has a score that is a finite number.")
     if source is not None and source not in rows.columns:
-        raise DataError(f"No row has a column {source!r}.{did_you_mean(source, rows.columns)}")
+        there = ", ".join(rows.columns) or "none"
+        raise DataError(
+            f"No row has a column {source!r}.{did_you_mean(source, rows.columns)} Columns to group by: {there}."
+        )
     column = source or next((name for name in SOURCE_COLUMNS if name in rows.columns), "")
     _, counts = np.unique(scores, return_counts=True)
     texts = None if rows.completions is None else [rows.completions[i] for i in known]

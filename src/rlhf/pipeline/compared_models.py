@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,14 @@ from rlhf.data.expand import prompt_names, text_key
 from rlhf.data.json_rows import read_jsonl
 from rlhf.data.message_text import counted
 from rlhf.data.read import open_rows
-from rlhf.errors import ConfigError, DataError, ModelError
+from rlhf.errors import ConfigError, DataError, ModelError, did_you_mean
 from rlhf.files import sha256, write_jsonl
 from rlhf.models.sources import check_there
-from rlhf.pipeline.models import where_models_are
+from rlhf.pipeline.models import model_in, where_models_are
 from rlhf.registry.registry import Registry
 from rlhf.rewards.pairwise.model_identity import model_identity
 from rlhf.rewards.pairwise.votes import digest
 from rlhf.seeds import derive_seed
-
-CONFIGS = ("config.json", "adapter_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +70,27 @@ def find_side(text: str, *, registry: str) -> Side:
     if path.is_file():
         return Side(name=text, path=str(path), is_file=True)
     if path.is_dir():
-        for folder in (path, path / "model"):
-            if any((folder / name).is_file() for name in CONFIGS):
-                return Side(name=text, path=str(folder))
+        if (folder := model_in(path)) is not None:
+            return Side(name=text, path=str(folder))
         models = where_models_are(path)
         raise ModelError(f"{text} is a folder without a model.{' ' if models else ''}{models}")
-    if Path(registry).is_dir() and text in (aliases := Registry(registry)).aliases():
-        return Side(name=text, path=str(aliases.path(text)))
-    check_there(text)
+    aliases = Registry(registry).aliases() if Path(registry).is_dir() else {}
+    if text in aliases:
+        return Side(name=text, path=str(Registry(registry).path(text)))
+    check_spelled(text, aliases)
     return Side(name=text, path=text)
+
+
+def check_spelled(model: str, names: Iterable[str]) -> None:
+    """Reject an unavailable model, with the names that could have been written in its place and that it resembles.
+
+    Raises:
+        ModelError: There is no such folder, and no such name on the hub or in its cache.
+    """
+    try:
+        check_there(model)
+    except ModelError as err:
+        raise ModelError(f"{err}{did_you_mean(model, names)}") from None
 
 
 def read_completions(path: str, *, limit: int | None = None) -> Answers:

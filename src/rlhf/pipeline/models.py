@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf.errors import ModelError
 from rlhf.pipeline.kinds import REWARD_MODEL
 
 RECORD = "artifact.json"
+CONFIGS = ("config.json", "adapter_config.json")
+
+
+def model_in(folder: Path) -> Path | None:
+    """The folder itself where it is a model's, or the model of a stage's folder; None where neither is one."""
+    for place in (folder, folder / "model"):
+        if any((place / name).is_file() for name in CONFIGS):
+            return place
+    return None
+
+
+def named_model(text: str) -> str:
+    """What people mean by a name on the command line: a model's folder or a stage's; what is neither stays as it is.
+
+    Raises:
+        ModelError: It is the folder of a run, which holds several; the message names them.
+    """
+    folder = Path(text)
+    if (found := model_in(folder)) is not None:
+        return text if found == folder else os.path.join(text, "model")
+    if models := where_models_are(folder):
+        raise ModelError(f"{text} is the folder of a run and no model. {models}")
+    return text
 
 
 def models_in(run: Path) -> list[tuple[Path, str]]:

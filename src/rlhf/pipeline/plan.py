@@ -46,6 +46,8 @@ class RunOptions:
     """Only this stage and what it needs; the others stay as they are."""
     force: bool = False
     """Everything is rerun."""
+    force_because: str = "asked for by --force"
+    """What people are told of why, where it was not they who asked."""
     ignore_code: bool = False
     """A stage is kept where only the code of this library has changed."""
     brief: bool = False
@@ -241,7 +243,7 @@ class Planner:
     def _asked_because(self, name: str) -> list[str]:
         options = self.options
         if options.force or name == options.from_stage:
-            return [f"asked for by {'--force' if options.force else f'--from {name}'}"]
+            return [options.force_because if options.force else f"asked for by --from {name}"]
         parents = parents_of(self.recipe.stages[name])
         return [f"stage {parent} is done again" for parent in parents if parent in self.asked]
 

@@ -122,6 +122,8 @@ def test_the_command_prints_and_gives_json(call, rollouts):
     assert code == 0
     assert "1 without a score" in out
     assert "33.3" in out
+    code, _, err = call("debug", "rewards", rollouts, "source=place")
+    assert (code, "Columns to group by: " in err, "topic" in err) == (DataError.exit_code, True, True)
     code, out, _ = call("debug", "rewards", rollouts, "--json")
     assert json.loads(out)["num_groups"] == 3
 

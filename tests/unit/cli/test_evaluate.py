@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlhf.cli.evaluate import _default_metrics, _show
+from rlhf.errors import ConfigError
+from rlhf.files import write_json
 
 
 def estimate(value, low=None, high=None, **more):
@@ -46,3 +50,26 @@ def test_without_prompts_only_what_reads_texts_and_pairs_is_measured():
     assert _default_metrics({"policy": "p", "texts": "t"}) == ["perplexity", "bits_per_byte"]
     assert "length" in _default_metrics({"policy": "p", "texts": "t", "prompts": "q"})
     assert "length" in _default_metrics({"policy": "p"}), "the key that is missing is prompts"
+
+
+def test_every_model_has_a_folder_of_its_own(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = []
+
+    def run(recipe, **_):
+        written.append(Path(recipe.output_dir) / recipe.name)
+        write_json(written[-1] / "evaluate" / "evaluation.json", {"metrics": {}})
+
+    monkeypatch.setattr("rlhf.cli.evaluate.run_recipe", run)
+    for model in ("runs/mine/dpo/model", "runs/mine/sft/model", "embedded"):
+        assert call("evaluate", model, "prompts=p.jsonl")[0] == 0
+    assert call("evaluate", "embedded", "prompts=p.jsonl", "-o", "out/mine")[0] == 0
+    assert len(set(written)) == 4
+    assert [folder.parent for folder in written] == [Path("runs")] * 3 + [Path("out")]
+
+
+def test_what_is_wrong_is_named_as_on_the_command_line(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for settings, expected in (([], "prompts="), (["prompts=p.jsonl", "limt=3"], "limt: unknown key")):
+        code, _, err = call("evaluate", "embedded", *settings)
+        assert (code, expected in err, "stages" in err) == (ConfigError.exit_code, True, False), err

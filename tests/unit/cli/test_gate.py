@@ -8,7 +8,10 @@ import shutil
 import pytest
 import yaml
 
+from rlhf.config.model import ModelConfig
 from rlhf.errors import ConfigError, DataError, GateError, ModelError, UndecidedGateError
+from rlhf.files import sha256
+from rlhf.models.policy import PolicyModel
 from rlhf.registry.registry import Registry
 from tests.fixtures.gated import model, told
 
@@ -44,6 +47,43 @@ def test_the_exit_code_is_the_decision_and_a_model_alone_is_only_compared(call, 
     assert len(Registry("registry").history()) == 1
     assert (room / document["evidence_file"]).is_file()
     assert call("gate", "--replay", document["evidence_file"], "--quiet")[0] == code
+
+
+def test_the_folder_of_a_stage_is_compared_and_promoted_as_its_model(call, room, models):
+    stage = room / "runs" / "mine" / "dpo"
+    shutil.copytree(models[1], stage / "model")
+    assert call("gate", stage, "--config", settings(room, "pass"), "--quiet")[0] == 0
+    assert call("registry", "promote", stage)[0] == 0
+    assert Registry("registry").version(2).source == str(stage / "model")
+
+
+def test_a_promoted_adapter_says_which_base_it_still_needs(call, room, models):
+    adapted = ModelConfig.of({"path": str(models[0]), "lora": {"rank": 2}})
+    PolicyModel.from_pretrained(adapted).save_pretrained(room / "adapter")
+    for words in (
+        ("registry", "promote", room / "adapter"),
+        ("registry", "show"),
+        ("gate", room / "adapter", "--config", settings(room, "pass"), "--promote"),
+    ):
+        assert str(models[0]) in call(*words)[1]
+    assert str(models[0]) not in call("registry", "promote", models[1])[1]
+    assert call("registry", "promote", models[1], "--json")[0] == 0
+
+
+def test_without_a_champion_the_next_step_is_named(call, room, models):
+    shutil.rmtree(room / "registry")
+    code, _, err = call("gate", models[1], "--config", settings(room, "pass"))
+    assert (code, "`rlhf registry promote MODEL`" in err) == (ModelError.exit_code, True)
+    code, _, err = call("registry", "show")
+    assert (code, "`rlhf registry promote MODEL`" in err) == (ModelError.exit_code, True)
+
+
+def test_a_second_decision_is_not_told_as_the_persons_own_force(call, room, models):
+    good = settings(room, "pass")
+    assert "done again" not in "".join(call("gate", models[1], "--config", good)[1:])
+    again = "".join(call("gate", models[1], "--config", good)[1:])
+    assert "done again" in again
+    assert "--force" not in again
 
 
 def test_promote_promotes_and_the_next_comparison_is_made_anew(call, room, models):
@@ -85,6 +125,8 @@ def test_what_could_let_a_model_pass_by_mistake_is_an_error(call, room, models):
     broken = room / "gate.json"
     broken.write_text("{}")
     assert call("gate", "--replay", broken)[0] == DataError.exit_code
+    code, _, err = call("gate", "--replay", "nosuch.json")
+    assert (code, "Errno" in err) == (DataError.exit_code, False)
 
 
 def test_a_changed_file_does_not_replay(call, room, models):
@@ -111,7 +153,9 @@ def test_the_registry_is_listed_shown_and_rolled_back(call, room, models):
     shown = json.loads(call("registry", "show", "champion", "--json")[1])
     assert [event["reason"] for event in shown["history"]] == ["first", "better"]
     assert json.loads(call("registry", "show", "1", "--json")[1])["aliases"] == []
-    assert "better" in call("registry", "show")[1]
+    text = call("registry", "show")[1]
+    assert "better" in text
+    assert sha256(evidence) in text
     code, out, _ = call("registry", "rollback", "--reason", "complaints")
     assert code == 0
     assert "version 1 now" in out

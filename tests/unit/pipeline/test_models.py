@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from rlhf.errors import ModelError
 from rlhf.files import write_json, write_text
-from rlhf.pipeline.models import models_in, where_models_are
+from rlhf.pipeline.models import models_in, named_model, where_models_are
 
 
 def add(run: Path, stage: str, kind: str | None, finished: str = "") -> None:
@@ -33,3 +36,14 @@ def test_one_model_none_and_a_damaged_record(tmp_path):
     add(tmp_path, "sft", None)
     write_text(tmp_path / "sft" / "artifact.json", "[1")
     assert where_models_are(tmp_path) == f"Its model is {tmp_path / 'sft' / 'model'} (unfinished)."
+
+
+def test_the_folder_of_a_stage_stands_for_its_model_and_that_of_a_run_for_none(tmp_path):
+    add(tmp_path, "sft", "sft")
+    write_json(tmp_path / "dpo" / "model" / "adapter_config.json", {})
+    assert named_model(str(tmp_path / "sft")) == str(tmp_path / "sft" / "model")
+    assert named_model(str(tmp_path / "dpo")) == str(tmp_path / "dpo" / "model")
+    assert named_model(str(tmp_path / "sft" / "model")) == str(tmp_path / "sft" / "model")
+    assert named_model("org/name") == "org/name"
+    with pytest.raises(ModelError, match="sft"):
+        named_model(str(tmp_path))
