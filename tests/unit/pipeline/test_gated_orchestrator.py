@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf import RLHFOrchestrator, TrainingStage
-from rlhf.errors import DataError, GateError
+from rlhf.errors import DataError, GateError, ModelError
 from rlhf.files import sha256
 from tests.fixtures.gated import model, told
 
@@ -52,6 +52,34 @@ def test_a_regression_is_rolled_back_and_another_process_knows(start, rows, tmp_
     assert again.models == loop.models
     assert loop.stage is TrainingStage.POLICY_OPTIMIZATION
     assert weights(again.save_models(tmp_path / "saved")["policy"]) == weights(again.registry.path())
+
+
+def test_what_was_rolled_back_is_used_no_more(start, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlhf.pipeline.run.write_report", lambda run: run / "report.html")
+    loop = RLHFOrchestrator(start, output_dir=tmp_path / "run", quiet=True, require=[told("pass")])
+    loop.run_sft(rows, **SHORT)
+    loop.run_policy_optimization(rows, method="dpo", **SHORT)
+    assert loop.models == {"sft": "stage:sft_gate", "policy": "stage:dpo_gate"}
+    sft, dpo = (weights(tmp_path / "run" / name / "model") for name in ("sft", "dpo"))
+
+    assert loop.rollback(reason="complaints") == loop.registry.path(2)
+    assert (weights(loop.folder_of("policy")), loop.models["sft"]) == (sft, "stage:sft_gate")
+    assert weights(loop.save_models(tmp_path / "saved")["policy"]) == sft
+    assert (loop.decisions[-1].action, loop.decisions[-1].reason) == ("rollback", "complaints")
+
+    loop.registry.rollback()  # as the command line does
+    again = RLHFOrchestrator(start, output_dir=tmp_path / "run", quiet=True, require=[told("pass")])
+    for each in (loop, again):
+        assert {weights(each.folder_of(role)) for role in ("sft", "policy")} == {weights(start)}
+    next_one = again.run_policy_optimization(rows, method="ipo", **SHORT)
+    assert next_one.settings["model"]["path"] == str(again.registry.path(1))
+    assert again.models["policy"] == "stage:ipo_gate"
+
+    again.rollback(to=3)
+    assert weights(loop.folder_of("policy")) == dpo, "a version that is rolled back to counts again"
+    assert weights(loop.folder_of("sft")) == weights(loop.registry.path())
+    with pytest.raises(ModelError):
+        again.rollback(to=9)
 
 
 def test_suites_are_asked_before_and_after_with_evidence(start, rows, tmp_path, monkeypatch):
