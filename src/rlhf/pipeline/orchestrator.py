@@ -21,17 +21,21 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from rlhf.config.gates import GateStage
 from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
+from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.requirements import Requirement
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ConfigError, RLHFError, text_of
+from rlhf.evaluation.suites.suite import load_suite
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE
 from rlhf.models.sources import model_source
 from rlhf.pipeline.artifacts import STAGE_INPUT
 from rlhf.pipeline.kinds import GATE
-from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model
+from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model, functions_named
+from rlhf.pipeline.validate import check_quickly
 from rlhf.registry.history import Event
 from rlhf.registry.registry import CHAMPION, DEFAULT, Registry
 
@@ -104,7 +108,9 @@ class RLHFOrchestrator(StagedRun):
         gate: Further keys of the stage ``gate``, such as ``prompts`` and ``judge``.
 
     Raises:
-        ConfigError: The run folder holds a recipe that this version can't read, or the model is neither folder nor object.
+        ConfigError: The run folder holds a recipe that this version can't read, the model is neither folder nor object, or the gate
+            that suites and requirements make can't be: a wrong key, a metric without what it needs, no suite of that name.
+        RLHFError: What a run would refuse the gate with, such as a file of prompts that is not there.
     """
 
     def __init__(
@@ -130,6 +136,8 @@ class RLHFOrchestrator(StagedRun):
         """Its champion is the newest policy that lost nothing; the first one is the model that training starts from."""
         self._newest: dict[str, str] = {}
         self._versions: dict[str, int] = {}  # of the registry, by role: what the gate left
+        self._checked: Any = None
+        self._check_gate()
         self._running: TrainingStage | None = None
         for record in self.history:
             self._remember(record)
@@ -320,6 +328,23 @@ class RLHFOrchestrator(StagedRun):
         """What became of each policy: promoted or refused, why, and the file with the evidence; oldest first."""
         return self.registry.history()
 
+    def _gate_of(self, candidate: str) -> dict[str, Any]:
+        return {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require}
+
+    def _check_gate(self) -> None:
+        """Refuse before anything trains what the gate behind it would be refused for."""
+        asked = (list(self.require), dict(self.gate))
+        if not self.require or asked == self._checked:
+            return
+        tree = functions_named(self._gate_of(self.model))
+        gate = GateStage.of(tree, source=type(self).__name__)
+        if not any(stage_references(gate)):  # what other stages write is not there yet
+            recipe = {"name": GATE, "output_dir": str(self.run_dir), "stages": {GATE: tree}}
+            check_quickly(RecipeConfig.of(recipe, source=type(self).__name__))
+            for suite in gate.suites:
+                load_suite(suite)
+        self._checked = asked
+
     @property
     def _alias(self) -> str:
         return str(self.gate.get("alias", CHAMPION))
@@ -336,6 +361,7 @@ class RLHFOrchestrator(StagedRun):
 
     def _train(self, name: str, tree: dict[str, Any]) -> FinishedStage:
         gated = bool(self.require) and tree["kind"] in POLICY_KINDS
+        self._check_gate()
         if gated and self.registry.current() is None:
             self.registry.promote(model_source(self.model), reason="Where training starts.")
         self._running = TrainingStage.of_kind(tree["kind"])
@@ -348,12 +374,7 @@ class RLHFOrchestrator(StagedRun):
         finally:
             self._running = None
         if gated:
-            candidate = f"{STAGE_INPUT}{name}"
-            self._remember(
-                self.run_stage(
-                    f"{name}_{GATE}", {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require}
-                )
-            )
+            self._remember(self.run_stage(f"{name}_{GATE}", self._gate_of(f"{STAGE_INPUT}{name}")))
         else:
             self._remember(record)
         return record

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf import RLHFOrchestrator, TrainingStage
-from rlhf.errors import DataError, GateError, ModelError
+from rlhf.errors import ConfigError, DataError, GateError, ModelError, RLHFError
 from rlhf.files import sha256
 from tests.fixtures.gated import model, told
 
@@ -91,6 +91,37 @@ def test_suites_are_asked_before_and_after_with_evidence(start, rows, tmp_path, 
     assert asked["champion"]["scores"].keys() == asked["candidate"]["scores"].keys()
     assert loop.decisions[0].reason.startswith("Where training starts")
     assert loop.decisions[1].action == ("promote" if document["decision"] == "pass" else "refuse")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"suites": ["generl"]}, "generl"),
+        ({"suites": [{**SUITE, "margin": -1}]}, "margin"),
+        ({"require": ["no_such_module_of_mine:gate"]}, "no_such_module_of_mine"),
+        ({"require": [{"kind": "better", "metric": "win_rate"}]}, "judge"),
+        ({"require": [told("pass")], "gate": {"confidence": 2}}, "confidence"),
+        ({"require": [told("pass")], "gate": {"prompts": "no_such_file.jsonl"}}, "no_such_file"),
+    ],
+)
+def test_a_gate_that_cannot_be_is_refused_before_anything_trains(start, tmp_path, given, named):
+    with pytest.raises(RLHFError, match=named):
+        RLHFOrchestrator(start, output_dir=tmp_path / "run", quiet=True, **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gate_may_read_what_a_stage_will_write(start, tmp_path):
+    gate = {"prompts": "stage:world/test_prompts.jsonl"}
+    loop = RLHFOrchestrator(start, output_dir=tmp_path / "run", quiet=True, require=[told("pass")], gate=gate)
+    assert loop.models == {}
+
+
+def test_a_requirement_that_was_put_in_later_is_checked_too(start, rows, tmp_path):
+    loop = RLHFOrchestrator(start, output_dir=tmp_path / "run", quiet=True)
+    loop.require = [{"kind": "better", "metric": "no_such_metric"}]
+    with pytest.raises(ConfigError, match="no_such_metric"):
+        loop.run_sft(rows, **SHORT)
+    assert loop.history == []
 
 
 def test_an_error_leaves_the_champion_and_a_line_and_stop_stops(start, rows, tmp_path, monkeypatch):
