@@ -62,6 +62,18 @@ class RatedModels:
                 rows.append(f"| {model} | {elo[model]:.0f} | {gap.value:.0f} | {gap.low:.0f} to {gap.high:.0f} |")
         return rows
 
+    def biases(self) -> list[str]:
+        """A line for each pair on which a judge, or a member of a jury, prefers a place to a completion."""
+        found = []
+        for (first, second), pair in self.pairs.items():
+            judges = {"the judge": pair.comparison.position, **pair.comparison.member_positions}
+            found += [
+                f"{first} against {second}: {name} {position.preference}."
+                for name, position in judges.items()
+                if position is not None and position.is_biased
+            ]
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         gaps = {model: self.behind_best(model) for model in self.order}
@@ -69,6 +81,7 @@ class RatedModels:
             "ratings": self.ratings.elo(),
             "behind_best": {model: None if gap is None else gap.to_dict() for model, gap in gaps.items()},
             "note": self.note,
+            "biases": self.biases(),
             "num_prompts": self.ratings.num_units,
             "pairs": [found.to_dict() for found in self.pairs.values()],
             "version": __version__,
@@ -96,6 +109,8 @@ class RatedModels:
                 else "not measured |"
             )
             lines.append(f"| {first} against {second} | {numbers} | {found.comparison.verdict} |")
+        if biases := self.biases():
+            lines += ["", *(f"- {line}" for line in biases)]
         return "\n".join(lines) + "\n"
 
 
