@@ -10,6 +10,7 @@ import pytest
 from rlhf.config.comparison import CompareConfig
 from rlhf.errors import ConfigError
 from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
+from rlhf.formatting import percentage
 from rlhf.pipeline.rated_models import rate_models
 
 
@@ -50,6 +51,12 @@ def test_the_order_the_gaps_and_the_record(files, config, tmp_path):
     assert len(record["pairs"]) == 3
     page = (tmp_path / "out" / "ratings.md").read_text()
     assert page.index("long.jsonl |") < page.index("short.jsonl |")
+    shown = (tmp_path / "out" / "ratings.html").read_text()
+    assert f'<td class="n">{gap.low:+.0f} to {gap.high:+.0f}</td>' in shown
+    rate = found.pairs[files[0], files[2]].comparison.decided_on.value
+    for part, other in ((rate, files[2]), (1 - rate, files[0])):
+        assert f"<div>{percentage(part)} [" in shown
+        assert f"against {other}</div>" in shown
 
 
 def test_a_judge_that_always_prefers_a_place_is_named_for_each_pair(files, config, tmp_path):
