@@ -86,7 +86,9 @@ def compare(
             print(json.dumps(_without_prompts(rated.to_dict()), indent=2, ensure_ascii=False))
         elif not quiet:
             console().print("\n".join(rated.page().splitlines()[2:]), markup=False, highlight=False, soft_wrap=True)
-            console().print(f"{folder}/ratings.json, ratings.md", markup=False, highlight=False, soft_wrap=True)
+            console().print(
+                f"{folder}/ratings.json, ratings.md, ratings.html", markup=False, highlight=False, soft_wrap=True
+            )
         return
     with placed_on(device):
         found = compare_models(config, folder, runs=runs)

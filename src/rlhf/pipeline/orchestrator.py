@@ -8,7 +8,7 @@
     loop.save_models("models")
 
 With ``suites=`` every trained policy is asked these before it is used: one that lost more than their margins is left aside, later stages
-go on from the champion before it, and ``decisions`` says why.
+go on from the champion before it, and ``decisions`` says why. ``rollback()`` takes back one that passed.
 
 Every call runs one more stage of an ordinary recipe (``rlhf.pipeline.run.Pipeline``): lineage, resume and report are those of
 ``rlhf run``.
@@ -21,19 +21,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from rlhf.config.gates import GateStage
 from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
+from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.requirements import Requirement
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ConfigError, RLHFError, text_of
+from rlhf.evaluation.suites.suite import load_suite
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE
 from rlhf.models.sources import model_source
 from rlhf.pipeline.artifacts import STAGE_INPUT
 from rlhf.pipeline.kinds import GATE
-from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model
+from rlhf.pipeline.staged_run import FinishedStage, StagedRun, copy_model, functions_named
+from rlhf.pipeline.validate import check_quickly
 from rlhf.registry.history import Event
-from rlhf.registry.registry import DEFAULT, Registry
+from rlhf.registry.registry import CHAMPION, DEFAULT, Registry
 
 HANDED_OVER = "handed_over"
 """Folder inside a run folder: models that were given in memory."""
@@ -104,7 +108,9 @@ class RLHFOrchestrator(StagedRun):
         gate: Further keys of the stage ``gate``, such as ``prompts`` and ``judge``.
 
     Raises:
-        ConfigError: The run folder holds a recipe that this version can't read, or the model is neither folder nor object.
+        ConfigError: The run folder holds a recipe that this version can't read, the model is neither folder nor object, or the gate
+            that suites and requirements make can't be: a wrong key, a metric without what it needs, no suite of that name.
+        RLHFError: What a run would refuse the gate with, such as a file of prompts that is not there.
     """
 
     def __init__(
@@ -128,11 +134,25 @@ class RLHFOrchestrator(StagedRun):
         self.gate = {"on_fail": on_regression, **(gate or {})}
         self.registry = Registry(self.gate.setdefault("registry", str(self.run_dir / DEFAULT)))
         """Its champion is the newest policy that lost nothing; the first one is the model that training starts from."""
-        self.models: dict[str, str] = {}
-        """``sft``, ``reward_model``, ``process_reward_model``, ``policy``: the newest of each, as ``stage:NAME`` or a loaded folder."""
+        self._newest: dict[str, str] = {}
+        self._versions: dict[str, int] = {}  # of the registry, by role: what the gate left
+        self._checked: Any = None
+        self._check_gate()
         self._running: TrainingStage | None = None
         for record in self.history:
             self._remember(record)
+
+    @property
+    def models(self) -> dict[str, str]:
+        """``sft``, ``reward_model``, ``process_reward_model``, ``policy``: the newest of each, as ``stage:NAME`` or a folder.
+
+        Where a version was rolled back, by whomever, the champion stands in its place.
+        """
+        gone = self._rolled_back() if self._versions else set()
+        return {
+            role: str(self.registry.path(self._alias)) if self._versions.get(role) in gone else source
+            for role, source in self._newest.items()
+        }
 
     @property
     def stage(self) -> TrainingStage:
@@ -258,10 +278,10 @@ class RLHFOrchestrator(StagedRun):
         Raises:
             ConfigError: There is no model yet.
         """
-        if not self.models:
+        if not self._newest:
             raise ConfigError("save_models has nothing to save: no stage is finished and no model was loaded.")
         saved = {}
-        for role in self.models:
+        for role in self._newest:
             saved[role] = copy_model(self.folder_of(role), Path(folder) / role)
         return saved
 
@@ -277,8 +297,26 @@ class RLHFOrchestrator(StagedRun):
         found = {role: Path(folder) / role for role in ROLES.values() if (Path(folder) / role).is_dir()}
         if not found:
             raise ConfigError(f"{folder} holds no model: expected a folder {', '.join(ROLES.values())} in it.")
-        self.models |= {role: str(path) for role, path in found.items()}
+        for role, path in found.items():
+            self._newest[role] = str(path)
+            self._versions.pop(role, None)
         return found
+
+    def rollback(self, *, to: int | None = None, reason: str = "") -> Path:
+        """Take back the newest policy that a gate promoted: it is no longer the champion, and no later stage starts from it.
+
+        Args:
+            to: A version of the registry; by default what the champion was before.
+            reason: For people; it stands in ``decisions``.
+
+        Returns:
+            The folder of the champion now, which ``models`` and ``folder_of`` name in place of what was taken back.
+
+        Raises:
+            ModelError: There is no such version, or it is damaged; then nothing is changed.
+        """
+        self.registry.rollback(self._alias, to=to, reason=reason)
+        return self.registry.path(self._alias)
 
     def folder_of(self, role: str) -> Path:
         """Where a model of ``models`` lies, for ``PolicyModel.from_pretrained`` and the like."""
@@ -290,8 +328,40 @@ class RLHFOrchestrator(StagedRun):
         """What became of each policy: promoted or refused, why, and the file with the evidence; oldest first."""
         return self.registry.history()
 
+    def _gate_of(self, candidate: str) -> dict[str, Any]:
+        return {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require}
+
+    def _check_gate(self) -> None:
+        """Refuse before anything trains what the gate behind it would be refused for."""
+        asked = (list(self.require), dict(self.gate))
+        if not self.require or asked == self._checked:
+            return
+        tree = functions_named(self._gate_of(self.model))
+        gate = GateStage.of(tree, source=type(self).__name__)
+        if not any(stage_references(gate)):  # what other stages write is not there yet
+            recipe = {"name": GATE, "output_dir": str(self.run_dir), "stages": {GATE: tree}}
+            check_quickly(RecipeConfig.of(recipe, source=type(self).__name__))
+            for suite in gate.suites:
+                load_suite(suite)
+        self._checked = asked
+
+    @property
+    def _alias(self) -> str:
+        return str(self.gate.get("alias", CHAMPION))
+
+    def _rolled_back(self) -> set[int]:
+        """Versions that a rollback passed over, unless they were promoted or rolled back to since."""
+        gone: set[int] = set()
+        for event in self.registry.history(self._alias):
+            if event.action == "rollback" and event.previous is not None and event.version is not None:
+                gone |= set(range(event.version + 1, event.previous + 1))
+            if event.action != "refuse" and event.version is not None:
+                gone.discard(event.version)
+        return gone
+
     def _train(self, name: str, tree: dict[str, Any]) -> FinishedStage:
         gated = bool(self.require) and tree["kind"] in POLICY_KINDS
+        self._check_gate()
         if gated and self.registry.current() is None:
             self.registry.promote(model_source(self.model), reason="Where training starts.")
         self._running = TrainingStage.of_kind(tree["kind"])
@@ -304,12 +374,7 @@ class RLHFOrchestrator(StagedRun):
         finally:
             self._running = None
         if gated:
-            candidate = f"{STAGE_INPUT}{name}"
-            self._remember(
-                self.run_stage(
-                    f"{name}_{GATE}", {**self.gate, "kind": GATE, "candidate": candidate, "require": self.require}
-                )
-            )
+            self._remember(self.run_stage(f"{name}_{GATE}", self._gate_of(f"{STAGE_INPUT}{name}")))
         else:
             self._remember(record)
         return record
@@ -323,12 +388,16 @@ class RLHFOrchestrator(StagedRun):
         elif self.require and kind in POLICY_KINDS:
             return
         if (stage := TrainingStage.of_kind(kind)) is not None:
-            self.models[ROLES[stage]] = f"{STAGE_INPUT}{record.stage}"
+            role, version = ROLES[stage], record.metrics.get("version") if record.kind == GATE else None
+            self._newest[role] = f"{STAGE_INPUT}{record.stage}"
+            self._versions.pop(role, None)
+            if isinstance(version, int):
+                self._versions[role] = version
 
     def _start(self, model: ModelSource | None) -> str:
         if model is not None:
             return self._source(model, "model")
-        loaded = self.models.get("policy", "stage:")
+        loaded = self._newest.get("policy", "stage:")
         return self.models.get("sft") or (loaded if not loaded.startswith("stage:") else self.model)
 
     def _rewards(self, reward: Any, *, required: bool) -> Any:

@@ -17,10 +17,16 @@ from rlhf.evaluation.ratings.fitted import ELO_SCALE, Ratings
 from rlhf.files import make_folder, write_json, write_text
 from rlhf.formatting import percentage
 from rlhf.pipeline.model_comparison import ModelComparison, compare_models
+from rlhf.pipeline.report.page import environment
 from rlhf.version import __version__
 
 RECORD = "ratings.json"
 PAGE = "ratings.md"
+HTML = "ratings.html"
+ABOUT = (
+    "Bradley-Terry strengths on the scale of Elo, mean 1,000: 400 points are odds of 10 to 1, ties are half a win. Intervals are of "
+    "the difference to the best, over prompts."
+)
 PRIOR = 0.5
 """Wins and losses against an average model that are added where one model won or lost everything."""
 
@@ -64,6 +70,55 @@ class RatedModels:
                 rows.append(f"| {model} | {elo[model]:.0f} | {gap.value:.0f} | {ends} |")
         return rows
 
+    def biases(self) -> list[str]:
+        """A line for each pair on which a judge, or a member of a jury, prefers a place to a completion."""
+        found = []
+        for (first, second), pair in self.pairs.items():
+            judges = {"the judge": pair.comparison.position, **pair.comparison.member_positions}
+            found += [
+                f"{first} against {second}: {name} {position.preference}."
+                for name, position in judges.items()
+                if position is not None and position.is_biased
+            ]
+        return found
+
+    def html(self) -> str:
+        """The page for a browser: a row for each model, with its win rates against the others."""
+        rows = []
+        for model in self.order:
+            gap = self.behind_best(model)
+            known = gap is not None and gap.measured
+            rows.append(
+                {
+                    "name": model,
+                    "rating": f"{self.ratings.elo()[model]:,.0f}",
+                    "gap": f"{gap.value:+.0f}"
+                    if gap is not None and known
+                    else "best"
+                    if gap is None
+                    else "not measured",
+                    "interval": f"{gap.low:+.0f} to {gap.high:+.0f}" if gap is not None and known else "",
+                    "rates": self._rates(model),
+                }
+            )
+        notes = [*([self.note] if self.note else []), *self.biases()]
+        return environment().get_template("ratings.jinja").render(rows=rows, about=ABOUT, notes=notes)
+
+    def _rates(self, model: str) -> list[str]:
+        found = []
+        for (first, second), pair in self.pairs.items():
+            if model not in (first, second):
+                continue
+            rate, other = pair.comparison.decided_on, second if model == first else first
+            value, low, high = rate.value, rate.low, rate.high
+            if model == second:
+                value, low, high = 1 - value, 1 - high, 1 - low
+            numbers = (
+                f"{percentage(value)} [{percentage(low)}, {percentage(high)}]" if rate.measured else "not measured"
+            )
+            found.append(f"{numbers} against {other}")
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         gaps = {model: self.behind_best(model) for model in self.order}
@@ -71,6 +126,7 @@ class RatedModels:
             "ratings": self.ratings.elo(),
             "behind_best": {model: None if gap is None else gap.to_dict() for model, gap in gaps.items()},
             "note": self.note,
+            "biases": self.biases(),
             "num_prompts": self.ratings.num_units,
             "pairs": [found.to_dict() for found in self.pairs.values()],
             "version": __version__,
@@ -81,8 +137,7 @@ class RatedModels:
         lines = [
             "# Ratings",
             "",
-            "Bradley-Terry strengths on the scale of Elo, mean 1,000: 400 points are odds of 10 to 1, ties are half a win. Intervals are of "
-            "the difference to the best, over prompts.",
+            ABOUT,
             "",
             *self.lines(),
             *(["", self.note] if self.note else []),
@@ -98,6 +153,8 @@ class RatedModels:
                 else "not measured |"
             )
             lines.append(f"| {first} against {second} | {numbers} | {found.comparison.verdict} |")
+        if biases := self.biases():
+            lines += ["", *(f"- {line}" for line in biases)]
         return "\n".join(lines) + "\n"
 
 
@@ -114,7 +171,7 @@ def rate_models(
     Args:
         models: At least three, each as ``CompareConfig.a``.
         config: Everything else; its own a and b are not read.
-        folder: ``ratings.json`` and ``ratings.md``, a folder for each pair, and what was sampled and judged.
+        folder: ``ratings.json``, ``ratings.md`` and ``ratings.html``, a folder for each pair, and what was sampled and judged.
         runs: As of ``compare_models``.
         progress: As of ``compare_models``.
 
@@ -146,4 +203,5 @@ def rate_models(
     rated = RatedModels(models=models, pairs=pairs, ratings=ratings, note=note)
     write_json(folder / RECORD, rated.to_dict())
     write_text(folder / PAGE, rated.page())
+    write_text(folder / HTML, rated.html())
     return rated

@@ -10,6 +10,7 @@ import pytest
 from rlhf.config.comparison import CompareConfig
 from rlhf.errors import ConfigError
 from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
+from rlhf.formatting import percentage
 from rlhf.pipeline.rated_models import rate_models
 
 
@@ -50,6 +51,27 @@ def test_the_order_the_gaps_and_the_record(files, config, tmp_path):
     assert len(record["pairs"]) == 3
     page = (tmp_path / "out" / "ratings.md").read_text()
     assert page.index("long.jsonl |") < page.index("short.jsonl |")
+    shown = (tmp_path / "out" / "ratings.html").read_text()
+    assert f'<td class="n">{gap.low:+.0f} to {gap.high:+.0f}</td>' in shown
+    rate = found.pairs[files[0], files[2]].comparison.decided_on.value
+    for part, other in ((rate, files[2]), (1 - rate, files[0])):
+        assert f"<div>{percentage(part)} [" in shown
+        assert f"against {other}</div>" in shown
+
+
+def test_a_judge_that_always_prefers_a_place_is_named_for_each_pair(files, config, tmp_path):
+    assert rate_models(files, config, tmp_path / "fair", runs=None).biases() == []
+    judge = tmp_path / "first.py"
+    judge.write_text("def first(prompts, first, second):\n    return [1.0 for _ in prompts]\n")
+    biased = config.updated(judge={"type": "function", "function": f"{judge}:first"})
+    found = rate_models(files, biased, tmp_path / "out", runs=None)
+    assert len(found.biases()) == 3
+    for (a, b), line in zip(found.pairs, found.biases(), strict=True):
+        assert a in line
+        assert b in line
+        assert "first place" in line
+        assert f"- {line}" in (tmp_path / "out" / "ratings.md").read_text()
+    assert json.loads((tmp_path / "out" / "ratings.json").read_text())["biases"] == found.biases()
 
 
 def test_a_model_that_lost_everything_is_rated_with_a_prior_and_that_is_said(files, config, tmp_path):

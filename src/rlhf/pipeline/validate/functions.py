@@ -23,7 +23,7 @@ from rlhf.pipeline.validate.inputs import functions, rows_inputs
 from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import read_once
 
-IMPORT_SECONDS = 60.0
+IMPORT_SECONDS = 300.0
 ENVIRONMENT = "environment.factory"
 GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
 """By keyword, behind the prompts and their completions."""
@@ -100,7 +100,7 @@ def look_at(function: str) -> Parameters:
     """Import a function in another process and ask what it takes.
 
     Raises:
-        ConfigError: It can't be imported, or not within a minute.
+        ConfigError: It can't be imported, or not within `IMPORT_SECONDS`.
     """
     try:
         done = subprocess.run(
