@@ -21,7 +21,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from rlhf.config.gates import GateStage
 from rlhf.config.methods import method as find_method
 from rlhf.config.model import AUTO
 from rlhf.config.recipe import RecipeConfig, stage_references
@@ -337,7 +336,7 @@ class RLHFOrchestrator(StagedRun):
         if not self.require or asked == self._checked:
             return
         tree = functions_named(self._gate_of(self.model))
-        gate = GateStage.of(tree, source=type(self).__name__)
+        gate: Any = BY_KIND[GATE].of(tree, source=type(self).__name__)
         if not any(stage_references(gate)):  # what other stages write is not there yet
             recipe = {"name": GATE, "output_dir": str(self.run_dir), "stages": {GATE: tree}}
             check_quickly(RecipeConfig.of(recipe, source=type(self).__name__))
