@@ -243,7 +243,9 @@ def _flaky(name: str, champion: Values, again: Values) -> str | None:
     if (why := _too_few(name, "champion, asked a second time", again)) is not None:
         return why
     both = ((old, again[key]) for key, old in champion.items())
-    differences = [new - old for old, new in both if _known(old) and _known(new)]
+    differences = [
+        new - old for old, new in both if old is not None and new is not None and _known(old) and _known(new)
+    ]
     found = mean_interval(differences, confidence=REPEAT_CONFIDENCE)
     if found.measured and (found.low > 0 or found.high < 0):
         return (
