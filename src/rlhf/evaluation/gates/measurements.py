@@ -30,10 +30,14 @@ class Pairs:
     """[n] the same units; empty where nobody was compared."""
     obstacle: str = ""
     """Why nothing can be decided; empty where it can."""
+    unbounded: bool = False
+    """Whether the scorer's numbers have no bounds, wherever these lie."""
 
     @property
     def largest(self) -> float | None:
         """1 where all numbers lie in [0, 1], else no bound is known."""
+        if self.unbounded:
+            return None
         both = np.concatenate([self.candidate, self.champion])
         return 1.0 if both.size and bool(((both >= 0) & (both <= 1)).all()) else None
 
@@ -59,11 +63,12 @@ class MetricMeasurement:
     measured_with: Mapping[str, str] = field(default_factory=dict)
     """``candidate`` and ``champion`` -> hash of prompts, sampling and judge that each was measured with."""
 
-    def pairs(self, *, compared: bool) -> Pairs:
+    def pairs(self, *, compared: bool, in_place_of_missing: float | None = None) -> Pairs:
         """Numbers of prompts that have all that is needed.
 
         Args:
             compared: Whether the champion's are needed too.
+            in_place_of_missing: Counts for each number that the candidate lacks; None leaves these prompts out.
         """
         champion: Values = self.champion if compared else {}
         if compared and len(set(self.measured_with.values())) > 1:
@@ -75,9 +80,10 @@ class MetricMeasurement:
                 return _nothing(why)
         if compared and self.again and (why := _flaky(self.name, champion, self.again)) is not None:
             return _nothing(why)
-        shared = [key for key, value in self.candidate.items() if _known(value) and _known(champion.get(key, 0.0))]
+        candidate = {key: value if _known(value) else in_place_of_missing for key, value in self.candidate.items()}
+        shared = [key for key, value in candidate.items() if value is not None and _known(champion.get(key, 0.0))]
         return Pairs(
-            candidate=_array([self.candidate[key] for key in shared]),
+            candidate=_array([candidate[key] for key in shared]),
             champion=_array([champion[key] for key in shared]) if compared else _array([]),
         )
 
@@ -96,18 +102,19 @@ class SuiteMeasurement:
     again: SuiteRun | None = None
     """The champion, asked a second time."""
 
-    def pairs(self, *, compared: bool) -> Pairs:
-        """Scores of units that both have."""
+    def pairs(self, *, compared: bool, in_place_of_missing: float | None = None) -> Pairs:
+        """Scores of units that both have; see ``MetricMeasurement.pairs``."""
         before = self.champion if compared else self.candidate
         if before is None:
             return _nothing(f"the suite {self.name} was not asked of the champion")
         if (why := obstacles(self, before, self.candidate, self.again if compared else None)) is not None:
             return _nothing(why.removesuffix("."))
-        new, old = self.candidate.unit_scores(), before.unit_scores()
+        new, old = self.candidate.unit_scores(in_place_of_missing=in_place_of_missing), before.unit_scores()
         shared = [unit for unit in new if unit in old]
         return Pairs(
             candidate=_array([new[unit] for unit in shared]),
             champion=_array([old[unit] for unit in shared]) if compared else _array([]),
+            unbounded=bool(self.candidate.unbounded),
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlhf.config.requirements import NonInferior
-from rlhf.evaluation.decision import Ruling
+from rlhf.evaluation.decision import Decision, Ruling
 from rlhf.evaluation.gates.intervals_of_metrics import interval_above
 from rlhf.evaluation.gates.measurements import Measurements, MetricMeasurement, minus_neutral, undecided
 from rlhf.evaluation.noninferiority import mean_above, no_room_to_lose, noninferiority
@@ -13,7 +15,8 @@ def non_inferior(requirement: NonInferior, measurements: Measurements, confidenc
     """``rlhf.evaluation.noninferiority.noninferiority`` of the differences of the same prompts or items.
 
     A candidate that lost exactly the margin passes in about 1 - confidence of runs. Where the champion's shares leave no room for such a
-    loss, nothing is decided.
+    loss, nothing is decided. A pass of bounded numbers must also hold with the worst in place of what the candidate lacks: what could not be
+    measured is rarely a random part.
     """
     suite = None if requirement.metric is not None else requirement.about
     measured = measurements.of(metric=requirement.metric, suite=suite)
@@ -44,6 +47,18 @@ def non_inferior(requirement: NonInferior, measurements: Measurements, confidenc
         blind = no_room_to_lose(pairs.champion, margin, lower_is_better=requirement.lower_is_better)
         if blind is not None:
             return blind
-    return noninferiority(
-        sign * (pairs.candidate - pairs.champion), margin, confidence=confidence, largest=pairs.largest
+    decide = partial(noninferiority, margin=margin, confidence=confidence, largest=pairs.largest)
+    ruling = decide(sign * (pairs.candidate - pairs.champion))
+    if ruling.decision is not Decision.PASS or pairs.largest is None:
+        return ruling
+    worst = 1.0 if requirement.lower_is_better else 0.0
+    filled = measured.pairs(compared=True, in_place_of_missing=worst)
+    harsh = decide(sign * (filled.candidate - filled.champion))
+    if harsh.decision is Decision.PASS:
+        return ruling
+    return Ruling(
+        decision=Decision.UNDECIDED,
+        reason=f"{ruling.reason} But the candidate lacks numbers that the champion has, and with {worst:g} for each of them: "
+        f"{harsh.reason}",
+        evidence={**ruling.evidence, "with_missing_as_worst": dict(harsh.evidence)},
     )

@@ -405,3 +405,20 @@ def test_a_file_that_was_changed_is_found_out(document, tmp_path):
     path.write_text(json.dumps({**document, "schema": 99}))
     with pytest.raises(DataError, match="99"):
         read_evidence(path)
+
+
+@pytest.mark.parametrize("kind", ["metric", "suite"])
+def test_a_pass_holds_with_the_worst_in_place_of_what_the_candidate_lacks(kind):
+    """8 of 200 missing is 4 %: with them left out nothing was lost, and with them lost twice the margin."""
+    champion, complete = [1.0] * 100 + [0.0] * 100, [1.0] * 100 + [0.0] * 100
+    lacking = [None] * 8 + complete[8:]
+    decisions = {}
+    for name, candidate in (("complete", complete), ("lacking", lacking)):
+        if kind == "metric":
+            found = measured(metric(candidate, champion))
+            requirement = required("non_inferior", metric="judge_score", margin=0.02)
+        else:
+            found = measured(suites={"sums": suite(suite_run(candidate), suite_run(champion), margin=0.02)})
+            requirement = required("non_inferior", suite="sums")
+        decisions[name] = decide([requirement], found).decision
+    assert decisions == {"complete": Decision.PASS, "lacking": Decision.UNDECIDED}
