@@ -11,6 +11,7 @@ from scipy.stats import binom
 
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate
 from rlhf.evaluation.metrics.unit_statistics import ERROR_RESAMPLES, NOT_COMPARABLE, Moments, Statistic
+from rlhf.formatting import percentage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +49,7 @@ class QuantileStatistic(Statistic):
             return Estimate.missing("there was nothing to measure")
         value = float(np.quantile(self.rows, self.level))
         if self.num_units < self.fewest:
-            reason = f"there are {self.num_units}; the interval of a {self.level:.0%} quantile takes {self.fewest}"
+            reason = f"there are {self.num_units}; the interval of a {percentage(self.level, 0)} quantile takes {self.fewest}"
             return Estimate(value=value, low=math.nan, high=math.nan, n=self.num_units, reason=reason)
         n = self._independent(value)
         tail = (1 - CONFIDENCE) / 2
