@@ -35,7 +35,7 @@ SEEN = 0.05
 """Share of simulated hacks below which a detector is not said to see them."""
 ABOUT_SIMULATED = """A threshold is looked at again where the exact interval of the real runs has nothing in common with that of the
 simulated ones. No healthy rate does: every interval of the table of false alarms holds the simulated one, the share of runs of 1,000 steps,
-50 looks, with an alarm ([hacking-detectors.md](hacking-detectors.md)). Detection stands beside the simulated hack that is most like it; in
+50 looks, with an alarm ([hacking-detectors.md](hacking-detectors.md)). Detection is shown next to the simulated hack that is most like it; in
 `blind` the judge is fooled as the reward is, which no simulated hack has:"""
 ABOUT_EXCLUDED = """No threshold was changed, because no threshold is what the excluded rates depend on. `length_gaming` compares the
 completions of one prompt, and these runs are PPO with one completion of a prompt: it has no value there, and is silent in every one of them.

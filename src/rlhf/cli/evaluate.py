@@ -128,7 +128,7 @@ def _show(document: Mapping[str, Any]) -> None:
                 ends = interval(gain, share, signed=True)
         table.add_row(escape(f"{name}{unit}"), *numbers, ends, str(after.get("n", "")))
     out = console()
-    out.width = max(out.width, TABLE_WIDTH)  # a table is cut at the console's width, whatever `print` is told
+    out.width = max(out.width, TABLE_WIDTH)  # a table is cut at the console's width, even where `print` gets a width
     out.print(table, crop=False)
     if compared:
         out.print(

@@ -37,7 +37,7 @@ class PositionBias:
         where = "first" if rate.value > 0.5 else "second"
         return (
             f"prefers the {where} place: the first one wins {percentage(rate.value)} [{percentage(rate.low)}, {percentage(rate.high)}] "
-            f"whoever stands there, and {percentage(self.consistent.value)} of pairs get the same verdict in both orders"
+            f"whichever completion it is, and {percentage(self.consistent.value)} of pairs get the same verdict in both orders"
         )
 
     def to_dict(self) -> dict[str, Any]:

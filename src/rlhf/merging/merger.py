@@ -1,6 +1,6 @@
 """The plan carried out: tensor by tensor into shards of a hidden folder, which is renamed when everything is in it.
 
-    .OUT.merging/plan.json                what is being merged; another plan begins anew
+    .OUT.merging/plan.json                what is being merged; another plan starts over
     .OUT.merging/model-0000N-of-0000M.safetensors
     .OUT.merging/.done/N.json             numbers of a shard that is complete and on the disk
 

@@ -47,7 +47,7 @@ class RunOptions:
     force: bool = False
     """Everything is rerun."""
     force_because: str = "asked for by --force"
-    """What people are told of why, where it was not they who asked."""
+    """The reason to report where the user did not ask for it."""
     ignore_code: bool = False
     """A stage is kept where only the code of this library has changed."""
     brief: bool = False

@@ -388,7 +388,7 @@ def _files_of(folder: Path) -> list[Path]:
     found = sorted(folder.rglob("*"))
     if dangling := [path for path in found if path.is_symlink() and not path.exists()]:
         raise ModelError(
-            f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which is not there; mend or remove it."
+            f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which does not exist; fix or remove it."
         )
     return [path for path in found if path.is_file()]
 

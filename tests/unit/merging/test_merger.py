@@ -270,7 +270,7 @@ import rlhf.merging.methods.ties, torch, tokenizers
 torch.ones(4).sum()
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: a child inherits its parent's
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts over: a child inherits its parent's
 before = peak()
 ModelMerger(json.loads(sys.argv[1]), threads=4, shard_bytes=int(sys.argv[3])).merge(sys.argv[2])
 print((peak() - before) * 1024)
