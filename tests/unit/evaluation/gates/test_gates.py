@@ -422,3 +422,13 @@ def test_a_pass_holds_with_the_worst_in_place_of_what_the_candidate_lacks(kind):
             requirement = required("non_inferior", suite="sums")
         decisions[name] = decide([requirement], found).decision
     assert decisions == {"complete": Decision.PASS, "lacking": Decision.UNDECIDED}
+
+
+@pytest.mark.parametrize(("unbounded", "decision"), [(False, Decision.UNDECIDED), (True, Decision.PASS)])
+def test_raw_rewards_that_happen_to_lie_between_0_and_1_are_no_shares(unbounded, decision):
+    """All below the margin: a share could lose no more than it tolerates, a raw reward could fall to -10."""
+    before = [0.01 * (place % 4) for place in range(100)]
+    after = [score + 0.001 * (place % 3) for place, score in enumerate(before)]
+    both = suite(suite_run(after, unbounded=unbounded), suite_run(before, unbounded=unbounded), margin=0.05)
+    assert (both.pairs(compared=True).largest is None) == unbounded
+    assert decide([required("non_inferior", suite="sums")], measured(suites={"sums": both})).decision == decision
