@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.models.attention import IMPLEMENTATION, attention_layout, install_attention
+from rlhf.models.attention import IMPLEMENTATION, AttentionLayout, attention_layout, install_attention
 from rlhf.models.score import split_head
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
-from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.fused import FusedModel, RowAttention
 from rlhf.rollout.sampling_attention import DecodeLayout, PrefillLayout
 
 SMALL_PASS = 1 << 18
 """Pairs of query and key, padding included, up to which another pass would cost more than the padding."""
 MAX_PADDING = 2
 """Pairs with padding to pairs without, in one pass over prompts."""
+
+
+class RowLayout(AttentionLayout, RowAttention, Protocol):
+    """What the model's own attention asks, and what a fused model does."""
 
 
 class PackedDecoder:
@@ -128,7 +133,7 @@ class PackedDecoder:
         last = torch.tensor(np.cumsum([len(ids) for ids in prompts]) - 1, device=self.device)
         return hidden.index_select(0, last)
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, layout: PrefillLayout | DecodeLayout) -> Tensor:
+    def _hidden(self, tokens: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
         """[N, H] what the last layer gives for tokens [N]; before its norm where the model is fused."""
         positions = positions + self.first_position if self.first_position else positions
         if self.fused is not None:

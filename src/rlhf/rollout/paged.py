@@ -4,10 +4,10 @@ and release.
 A sequence's tokens lie in the blocks of its table, one after the other; a sequence that is forked from another shares its full
 blocks (Kwon et al. 2023, section 4, arXiv:2309.06180).
 
-The local engine keeps its keys and values in dense tables instead (``rlhf.rollout.cache``): torch has no attention on a CPU that
-follows a table of blocks, so every step would first gather what the products read. Measured for one layer, 40 rows of 120 tokens, 8
-heads of width 32, float32: gathering takes 4.8 ms and the two products on what was gathered 0.25. Use it where sequences wait for
-long, such as conversations between two turns, or with a kernel that reads block tables.
+The local engine keeps the keys and values that it decodes with in dense tables (``rlhf.rollout.cache``): torch has no attention on a CPU
+that follows a table of blocks, so every step would first gather what the products read. Measured for one layer, 40 rows of 120 tokens, 8
+heads of width 32, float32: gathering takes 4.8 ms and the two products on what was gathered 0.25. Blocks hold what waits:
+``rlhf.rollout.prefix_cache`` keeps prompts for later requests in them.
 """
 
 from __future__ import annotations
@@ -123,22 +123,30 @@ class PagedKVCache:
         sequence.blocks += self._take(-(-total // self.block_tokens) - len(sequence.blocks), name)
         sequence.length = total
 
-    def fork(self, source: Hashable, name: Hashable) -> None:
+    def fork(self, source: Hashable, name: Hashable, num_tokens: int | None = None) -> None:
         """Begin a sequence with what another holds: full blocks are shared, the last one is copied where it is not full.
 
+        Args:
+            source: The other one.
+            name: The new one.
+            num_tokens: How many of its first tokens; None for all.
+
         Raises:
-            DataError: There is no ``source``, or ``name`` exists.
+            DataError: There is no ``source``, it has fewer tokens, or ``name`` exists.
             MemoryLimitError: There is no block for the copy; nothing was changed.
         """
         origin = self._find(source)
         self._check_new(name)
-        full = origin.length // self.block_tokens
-        blocks = self._take(len(origin.blocks) - full, name)
+        length = origin.length if num_tokens is None else num_tokens
+        if not 0 <= length <= origin.length:
+            raise DataError(f"Sequence {source!r} has {origin.length} tokens; {length} of them can't be forked.")
+        full = length // self.block_tokens
+        blocks = self._take(-(-length // self.block_tokens) - full, name)
         if blocks:
             self._memory[:, :, blocks[0]] = self._memory[:, :, origin.blocks[full]]
         for block in origin.blocks[:full]:
             self._users[block] += 1
-        self._sequences[name] = _Sequence([*origin.blocks[:full], *blocks], origin.length)
+        self._sequences[name] = _Sequence([*origin.blocks[:full], *blocks], length)
 
     def free(self, name: Hashable) -> None:
         """End a sequence; blocks that no other shares can be handed out again.
@@ -180,32 +188,40 @@ class PagedKVCache:
         self._memory[layer, 0, blocks, offsets] = keys.detach().to(self._memory)
         self._memory[layer, 1, blocks, offsets] = values.detach().to(self._memory)
 
-    def read(self, layer: int, names: Sequence[Hashable]) -> tuple[Tensor, Tensor, Tensor]:
-        """Gather whole sequences side by side.
+    def read(
+        self, layer: int, names: Sequence[Hashable], counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gather sequences side by side.
 
         Args:
             layer: Which.
-            names: S sequences, at least one; T is the length of the longest.
+            names: S sequences, at least one; one may come several times.
+            counts: S numbers, how many of each one's first tokens; None for all. T is the largest.
 
         Returns:
             Keys and values [S, kv_heads, T, D], and a mask bool [S, T], True where there is a token; the rest holds zeros.
 
         Raises:
-            DataError: There is no such layer, no sequence was named, or one of them does not exist.
+            DataError: There is no such layer, no sequence was named, or one of them does not exist or has fewer tokens.
         """
         self._check_layer(layer)
         if not names:
             raise DataError("read() was given no sequence; name at least one.")
-        found = [self._find(name) for name in names]
-        lengths = torch.tensor([sequence.length for sequence in found], device=self._memory.device)
-        widest = max(len(sequence.blocks) for sequence in found)
+        sequences = [self._find(name) for name in names]
+        held = [sequence.length for sequence in sequences]
+        wanted = list(counts) if counts is not None else held
+        for name, count, most in zip(names, wanted, held, strict=True):
+            if not 0 <= count <= most:
+                raise DataError(f"Sequence {name!r} has {most} tokens; {count} of them can't be read.")
+        lengths = torch.tensor(wanted, device=self._memory.device)
+        longest = max(wanted)
+        widest = -(-longest // self.block_tokens)
         table = torch.tensor(
-            [s.blocks + [0] * (widest - len(s.blocks)) for s in found], device=self._memory.device
+            [(s.blocks + [0] * widest)[:widest] for s in sequences], device=self._memory.device
         ).long()
-        longest = int(lengths.max())
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         keys, values = (
-            memory.index_select(0, table.flatten()).view(len(found), -1, *memory.shape[2:])[:, :longest]
+            memory.index_select(0, table.flatten()).view(len(sequences), -1, *memory.shape[2:])[:, :longest]
             .masked_fill(~mask[:, :, None, None], 0).transpose(1, 2)
             for memory in self._memory[layer]
         )  # fmt: skip

@@ -1,0 +1,40 @@
+"""How a model is served."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf.config.base import BaseConfig
+
+
+class ServingConfig(BaseConfig):
+    """Limits and choices of a server for completions."""
+
+    max_batch_size: int = Field(32, ge=1)
+    """Completions sampled side by side."""
+    max_concurrent_requests: int = Field(100, ge=1)
+    """Requests that wait or are answered; a further one is refused with status 429."""
+    max_cache_tokens: int = Field(131_072, ge=1)
+    """Tokens of prompts and completions whose keys and values are held at once."""
+    prefix_cache_tokens: int = Field(65_536, ge=0)
+    """Tokens of prompts that are kept for later prompts which begin alike; 0 keeps none."""
+    prefill_chunk_tokens: int = Field(512, ge=1)
+    """Prompt tokens read between two decoding steps while others are being answered."""
+    context_length: int | None = Field(None, ge=2)
+    """Most tokens of a prompt with its completion; null for what the model was made for."""
+    products: Literal["float32", "bfloat16"] = "float32"
+    """Type of matrix products, keys and values; weights are read in float32."""
+    compiled: bool = True
+    """Decode in C where the model's shape allows it."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:N`; `auto` takes a GPU where there is one."""
+    request_timeout_seconds: float = Field(600.0, gt=0)
+    """For one request, waiting included."""
+    drain_seconds: float = Field(30.0, ge=0)
+    """How long requests that are being answered may take when the server is stopped."""
+    reload_seconds: float = Field(2.0, gt=0)
+    """How often the registry is asked whether an alias names another version."""
+    max_completions: int = Field(16, ge=1)
+    """Largest `n` of a request."""

@@ -1,0 +1,154 @@
+"""Keys and values of prompts that were read before, for later prompts that begin alike.
+
+A prompt is kept in blocks of a ``PagedKVCache``; one that continues another shares its full blocks, so what many have in common (a system
+prompt, a conversation that grows) is in memory once. What was used longest ago goes first when the blocks are used up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlhf.errors import MemoryLimitError
+from rlhf.rollout.paged import PagedKVCache
+
+BLOCK_TOKENS = 16
+FEWEST_TOKENS = 16
+"""A shorter beginning in common is read again: finding and copying it would take as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrefix:
+    """The beginning of a prompt that is in the cache."""
+
+    name: int
+    """Of the sequence that holds it."""
+    length: int
+    """Tokens; 0 for a prompt of which nothing is there."""
+
+
+class PrefixCache:
+    """The prompts of one model.
+
+    Args:
+        max_tokens: Tokens that are kept at most; 0 keeps none.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_blocks = max_tokens // BLOCK_TOKENS
+        self._pages: PagedKVCache | None = None
+        self._layers: dict[nn.Module, int] = {}
+        self._prompts: OrderedDict[int, np.ndarray] = OrderedDict()
+        """Name -> token ids, the one used longest ago first."""
+        self._next = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory taken."""
+        return self._pages.num_bytes if self._pages is not None else 0
+
+    @property
+    def used_frac(self) -> float:
+        """Share of the blocks that hold tokens."""
+        return self._pages.used_blocks / self.max_blocks if self._pages is not None and self.max_blocks else 0.0
+
+    def longest(self, ids: Sequence[int]) -> KeptPrefix:
+        """The longest kept beginning of a prompt; its last token is never among it, as somebody must predict the next one."""
+        wanted = np.asarray(ids[:-1], dtype=np.int64)
+        best, length = -1, 0
+        for name, kept in self._prompts.items():
+            common = _common(kept, wanted)
+            if common >= length:  # of equal ones the newest
+                best, length = name, common
+        if length < FEWEST_TOKENS:
+            return KeptPrefix(-1, 0)
+        self._prompts.move_to_end(best)
+        return KeptPrefix(best, length)
+
+    def read(self, module: nn.Module, prefixes: Sequence[KeptPrefix]) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv_heads, T, D] of an attention layer; T is the longest of the prefixes, zeros fill up."""
+        assert self._pages is not None
+        there = next(prefix.name for prefix in prefixes if prefix.length)
+        names = [prefix.name if prefix.length else there for prefix in prefixes]
+        keys, values, _ = self._pages.read(self._layers[module], names, [prefix.length for prefix in prefixes])
+        return keys, values
+
+    def begin(self, ids: Sequence[int], prefix: KeptPrefix, layers: Sequence[nn.Module], like: Tensor) -> int | None:
+        """Room for a prompt, of which ``prefix`` is there; the rest is to be written.
+
+        Args:
+            ids: All its tokens.
+            prefix: What ``longest`` found for it.
+            layers: The model's attention layers.
+            like: [..., kv_heads, D], for the sizes, type and device of keys and values.
+
+        Returns:
+            The name to write under; None where there is no room.
+        """
+        if self._pages is None:
+            if not self.max_blocks:
+                return None
+            self._layers = {module: number for number, module in enumerate(layers)}
+            self._pages = PagedKVCache(
+                num_layers=len(layers), kv_heads=like.shape[-2], head_width=like.shape[-1], max_blocks=self.max_blocks,
+                block_tokens=BLOCK_TOKENS, dtype=like.dtype, device=like.device,
+            )  # fmt: skip
+        needed = -(-len(ids) // BLOCK_TOKENS) - prefix.length // BLOCK_TOKENS
+        if needed > self.max_blocks:
+            return None
+        while self._pages.free_blocks < needed:
+            oldest = next((name for name in self._prompts if name != prefix.name), None)
+            if oldest is None:
+                return None
+            self.drop(oldest)
+        name, self._next = self._next, self._next + 1
+        try:
+            if prefix.length:
+                self._pages.fork(prefix.name, name, prefix.length)
+                self._pages.extend(name, len(ids) - prefix.length)
+            else:
+                self._pages.allocate(name, len(ids))
+        except MemoryLimitError:
+            return None
+        return name
+
+    def write(self, module: nn.Module, name: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Keys and values [N, kv_heads, D] of a prompt's tokens from ``first`` on."""
+        assert self._pages is not None
+        self._pages.write(self._layers[module], name, first, keys, values)
+
+    def finish(self, name: int, ids: Sequence[int]) -> None:
+        """Every layer was written: later prompts may use it. Prompts that this one continues are of no more use by themselves."""
+        kept = np.asarray(ids, dtype=np.int64)
+        for other, shorter in list(self._prompts.items()):
+            if len(shorter) <= len(kept) and _common(shorter, kept) == len(shorter):
+                self.drop(other)
+        self._prompts[name] = kept
+
+    def drop(self, name: int) -> None:
+        """Forget a prompt, finished or not."""
+        assert self._pages is not None
+        self._prompts.pop(name, None)
+        self._pages.free(name)
+
+    def clear(self) -> None:
+        """Forget all, and give the memory back: the weights are others."""
+        self._pages, self._layers = None, {}
+        self._prompts.clear()
+
+
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    """Tokens at the beginning that are the same."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+def fits_pages(keys: Tensor, values: Tensor) -> bool:
+    """Whether keys and values of a layer, [..., kv_heads, D], can be in the same blocks."""
+    return keys.shape == values.shape and keys.dtype == values.dtype and torch.is_floating_point(keys)

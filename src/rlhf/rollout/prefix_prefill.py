@@ -1,0 +1,236 @@
+"""Reading prompts of which the beginning is known already, in one pass or in several. Axes as in ``cache``.
+
+    B  prompts in one pass      Q  most tokens that are read of one of them      J  most tokens of one of them, known ones included
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf.models.attention import AttentionSettings, attend
+from rlhf.rollout.cache import KVCache
+from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.packed import PackedDecoder
+from rlhf.rollout.prefix_cache import KeptPrefix, PrefixCache, fits_pages
+from rlhf.rollout.sampling_attention import MaskKind, PrefillLayout, _seen
+
+
+class PromptReading(Sequence[int]):
+    """A prompt on its way into the model: its tokens, and how many of them were read."""
+
+    def __init__(self, ids: Sequence[int], prefix: KeptPrefix, name: int | None) -> None:
+        """Use ``PrefixDecoder.begin``.
+
+        Args:
+            ids: All tokens.
+            prefix: What is in the cache of them.
+            name: What the cache keeps them under; None where it does not.
+        """
+        self.ids, self.prefix, self.name = list(ids), prefix, name
+        self.from_cache = prefix.length
+        """Tokens that an earlier prompt had read."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]  # a list's own signature
+        return self.ids[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that are left."""
+        return len(self.ids) - self.prefix.length
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether some of it may be read now and the rest later."""
+        return self.name is not None
+
+
+@dataclass(slots=True)
+class ContinuedLayout:
+    """Further tokens of prompts, end to end on one row; each sees its prompt's earlier ones, wherever those are."""
+
+    own: PrefillLayout
+    """Places of the tokens that are read, without their beginnings."""
+    prefixes: PrefixCache
+    readings: list[PromptReading]
+    known: np.ndarray
+    """int64 [B] tokens that were read before."""
+    counts: np.ndarray
+    """int64 [B] tokens that are read now."""
+    joins: bool
+    """Whether the prompts get their place in the tables of the live rows."""
+    device: torch.device
+    table: Tensor = field(init=False)
+    """int64 [B, J] where each position is in known and read tokens side by side; padding is at 0."""
+    is_token: Tensor = field(init=False)
+    """bool [B, J]."""
+    masks: dict[MaskKind, Tensor | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        total, widest = self.known + self.counts, int(self.known.max())
+        place = np.arange(int(total.max()))[None]
+        known = self.known[:, None]
+        table = np.where(place < known, place, widest + place - known)
+        there = place < total[:, None]
+        self.table = torch.from_numpy(np.where(there, table, 0)).to(self.device)
+        self.is_token = torch.from_numpy(there).to(self.device)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend_rows(module, query, key, value, settings).unsqueeze(0)
+
+    def attend_rows(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [N, heads, D], key and value [N, kv_heads, D] -> [N, heads, D']."""
+        self._keep(module, key, value)
+        q, keys, values = (self.own._padded(x) for x in (query, key, value))
+        if self.known.any():
+            former = self.prefixes.read(module, [reading.prefix for reading in self.readings])
+            keys, values = (self._behind(a, b) for a, b in zip(former, (keys, values), strict=True))
+        if self.joins:
+            cache, first = self.own.cache, self.own.first
+            layer = cache.layers.get(module) or cache.make_layer(module, key, value, self.own.shape, settings)
+            longest = keys.shape[2]
+            for table, new in ((layer.prompt_keys, keys), (layer.prompt_values, values)):
+                table[first : first + len(new), :, :longest] = new
+                table[first : first + len(new), :, longest:] = 0  # memory as it was may hold NaN, which no mask can hide
+        out = attend(q, keys, values, self._mask(settings), settings, training=False)
+        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.own.places)
+
+    def _behind(self, former: Tensor, new: Tensor) -> Tensor:
+        """[B, kv_heads, J, D] of known [B, kv_heads, T, D] and read [B, kv_heads, Q, D] tokens; padded with zeros on the right."""
+        both = torch.cat([former.to(new.dtype), new], dim=2)
+        index = self.table[:, None, :, None].expand(-1, both.shape[1], -1, both.shape[3])
+        return both.gather(2, index).mul_(self.is_token[:, None, :, None])
+
+    def _keep(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
+        """Into the cache of prefixes, where a prompt has room in it."""
+        last = 0
+        for reading, known, count in zip(self.readings, self.known.tolist(), self.counts.tolist(), strict=True):
+            first, last = last, last + count
+            if reading.name is not None:
+                self.prefixes.write(module, reading.name, known, key[first:last], value[first:last])
+
+    def _mask(self, settings: AttentionSettings) -> Tensor | None:
+        """bool [B, 1, Q, J] what each token sees, itself included; None for plain causal attention."""
+        kind = (settings.sliding_window, settings.chunk)
+        if kind not in self.masks:
+            if kind == (None, None) and not self.known.any():
+                self.masks[kind] = None
+            else:
+                known = torch.from_numpy(self.known).to(self.device)[:, None, None]
+                queries = known + torch.arange(int(self.counts.max()), device=self.device)[None, :, None]
+                keys = torch.arange(self.table.shape[1], device=self.device)[None, None]
+                seen = _seen(queries, keys, kind)
+                mask = keys <= queries if seen is None else seen & (keys <= queries)
+                self.masks[kind] = mask[:, None]
+        return self.masks[kind]
+
+
+class PrefixDecoder(PackedDecoder):
+    """A ``PackedDecoder`` that reads no beginning of a prompt twice, and a long prompt in parts."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        *,
+        max_prefill_tokens: int,
+        prefixes: PrefixCache,
+        fused: FusedModel | None = None,
+    ) -> None:
+        """As ``PackedDecoder``.
+
+        Args:
+            model: One that takes the packed path.
+            cache: Of the live rows.
+            max_prefill_tokens: Prompt tokens in one forward pass.
+            prefixes: Of this model with these weights.
+            fused: Computes in the model's place.
+        """
+        super().__init__(model, cache, max_prefill_tokens=max_prefill_tokens, fused=fused)
+        self.prefixes = prefixes
+        self._kept_like: Tensor | None = None
+        """[..., kv_heads, D] of a layer, known after the first pass."""
+        self._modules: list[nn.Module] = []
+
+    def begin(self, ids: Sequence[int]) -> PromptReading:
+        """Find what is known of a prompt, and keep room for it."""
+        prefix = self.prefixes.longest(ids)
+        if self._kept_like is None:
+            return PromptReading(ids, KeptPrefix(-1, 0), None)
+        return PromptReading(ids, prefix, self.prefixes.begin(ids, prefix, self._modules, self._kept_like))
+
+    def read_ahead(self, reading: PromptReading, num_tokens: int) -> None:
+        """Read some of a prompt's next tokens, never its last one; for a prompt that ``can_wait``."""
+        assert reading.name is not None
+        first, last = reading.prefix.length, min(reading.prefix.length + num_tokens, len(reading) - 1)
+        if last > first:
+            if self.fused is not None:
+                self.fused.prepare(self.first_position + len(reading))
+            self._pass([reading], [last - first], (0, 0, 0, 0), first=0, joins=False)
+            reading.prefix = KeptPrefix(reading.name, last)
+
+    def forget(self, reading: PromptReading) -> None:
+        """Of a prompt that nobody waits for any more and that was not read to its end."""
+        if reading.name is not None:
+            self.prefixes.drop(reading.name)
+
+    def _read(self, prompts: list[Sequence[int]], shape: tuple[int, int, int, int], first: int) -> Tensor:
+        readings = [p if isinstance(p, PromptReading) else PromptReading(p, KeptPrefix(-1, 0), None) for p in prompts]
+        hidden = self._pass(readings, [reading.num_unread for reading in readings], shape, first=first, joins=True)
+        for reading in readings:
+            if reading.name is not None:
+                self.prefixes.finish(reading.name, reading.ids)
+        if self._kept_like is None:
+            self._look_at_layers()
+        ends = np.cumsum([reading.num_unread for reading in readings]) - 1
+        return hidden.index_select(0, torch.from_numpy(ends).to(self.device))
+
+    def _pass(
+        self,
+        readings: list[PromptReading],
+        counts: list[int],
+        shape: tuple[int, int, int, int],
+        *,
+        first: int,
+        joins: bool,
+    ) -> Tensor:
+        """[N, H] of the next ``counts`` tokens of each prompt."""
+        known = [reading.prefix.length for reading in readings]
+        ids = [reading.ids[a : a + n] for reading, a, n in zip(readings, known, counts, strict=True)]
+        tokens = torch.tensor([token for part in ids for token in part], device=self.device)
+        positions = torch.cat([torch.arange(a, a + n) for a, n in zip(known, counts, strict=True)]).to(self.device)
+        layout = ContinuedLayout(
+            own=PrefillLayout.of(ids, self.cache, shape, first, self.device),
+            prefixes=self.prefixes,
+            readings=readings,
+            known=np.array(known),
+            counts=np.array(counts),
+            joins=joins,
+            device=self.device,
+        )
+        return self._hidden(tokens, positions, layout)
+
+    def _look_at_layers(self) -> None:
+        """Whether blocks of one size can hold all layers' keys and values."""
+        layers = list(self.cache.layers.values())
+        sizes = {(x.prompt_keys.shape[1], x.prompt_keys.shape[3], x.prompt_keys.dtype) for x in layers}
+        if len(sizes) == 1 and all(fits_pages(x.prompt_keys, x.prompt_values) for x in layers):
+            self._modules = list(self.cache.layers)
+            self._kept_like = layers[0].prompt_keys.new_empty(0, *layers[0].prompt_keys.shape[1::2])

@@ -1,0 +1,189 @@
+"""Bodies of requests, as OpenAI's clients send them, and what of them is done here.
+
+Every key of OpenAI's is known. One that nothing is done with is refused by name, unless it says what would happen anyway.
+Source: https://platform.openai.com/docs/api-reference/chat/create and .../completions/create; keys beyond those are vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from rlhf.config.policy import SamplingConfig
+from rlhf.data.message_text import describe
+from rlhf.errors import did_you_mean
+from rlhf.serving.api_errors import APIError
+
+MOST_STOPS = 16
+MOST_TOP_LOGPROBS = 20
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "audio": (), "modalities": (["text"],), "prediction": (),
+    "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "web_search_options": (),
+    "reasoning_effort": (), "verbosity": (), "store": (False,), "parallel_tool_calls": (True, False), "service_tier": ("auto", "default"),
+    "suffix": ("",), "echo": (False,), "best_of": (1,), "stop_token_ids": ([],), "prompt_logprobs": (), "guided_json": (),
+}  # fmt: skip
+"""Key -> values that ask for nothing."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream says beyond the completion."""
+
+    model_config = ConfigDict(extra="ignore")
+    include_usage: bool = False
+
+
+class ResponseFormat(BaseModel):
+    """The form of the completion."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class GenerationBody(BaseModel):
+    """What both kinds of completions take."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=False)
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    response_format: ResponseFormat | None = None
+    ignore_eos: bool = False
+    user: str | None = None
+    metadata: dict[str, JsonValue] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end a completion."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit that the request sets."""
+        return self.max_tokens
+
+    def sampling(self, most: int) -> SamplingConfig:
+        """How its completions are drawn; ``most`` tokens where it sets no limit."""
+        wanted = self.most_tokens
+        return SamplingConfig(
+            max_new_tokens=min(wanted, most) if wanted is not None else most,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=None if self.top_k is None or self.top_k < 1 else self.top_k,
+            min_p=0.0 if self.min_p is None else self.min_p,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            stop=self.stops,
+        )
+
+
+class ChatBody(GenerationBody):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1000)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit that the request sets."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        """How many likely tokens are reported; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or several."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [list(self.prompt)]  # type: ignore[arg-type]  # the first of a list of one kind
+        return list(self.prompt)  # type: ignore[return-value]
+
+
+Body = TypeVar("Body", bound=GenerationBody)
+
+
+def body_of(kind: type[Body], sent: Any) -> Body:
+    """A request's body, checked.
+
+    Raises:
+        APIError: It is none; the first fault is named.
+    """
+    if not isinstance(sent, dict):
+        raise APIError(400, f"The request is {describe(sent)}; wanted a JSON object.")
+    taken = dict(sent)
+    for key, nothing in UNSUPPORTED.items():
+        if key in taken and key not in kind.model_fields:
+            value = taken.pop(key)
+            if value is not None and value not in nothing:
+                raise APIError(
+                    400, f"{key} is not supported by this server; leave it out.", code="unsupported_parameter", param=key
+                )
+    for key in [key for key, value in taken.items() if value is None]:
+        del taken[key]
+    try:
+        body = kind.model_validate(taken)
+    except ValidationError as err:
+        raise _fault(kind, err) from None
+    if len(body.stops) > MOST_STOPS or any(not text for text in body.stops):
+        raise APIError(400, f"stop takes up to {MOST_STOPS} texts, none of them empty.", code="invalid_value", param="stop")
+    if isinstance(body, ChatBody) and body.top_logprobs is not None and not body.logprobs:
+        raise APIError(400, "top_logprobs needs logprobs: true.", code="invalid_value", param="top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise APIError(400, "stream_options needs stream: true.", code="invalid_value", param="stream_options")
+    return body
+
+
+def biases(body: GenerationBody, vocabulary: int) -> dict[int, float]:
+    """Token -> bias.
+
+    Raises:
+        APIError: A key is no token of the model's.
+    """
+    out = {}
+    for key, value in (body.logit_bias or {}).items():
+        if not key.isdecimal() or int(key) >= vocabulary:
+            message = f"logit_bias names the token {key!r}; the model's are 0 to {vocabulary - 1}."
+            raise APIError(400, message, code="invalid_value", param="logit_bias")
+        out[int(key)] = value
+    return out
+
+
+def _fault(kind: type[GenerationBody], err: ValidationError) -> APIError:
+    first = err.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    top = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        known: Sequence[str] = list(kind.model_fields)
+        return APIError(
+            400, f"{where} is not a key of this request.{did_you_mean(where, known)}", code="unknown_parameter", param=where
+        )
+    if first["type"] == "missing":
+        return APIError(400, f"{where} is missing.", code="missing_required_parameter", param=where)
+    got = describe(first["input"])
+    return APIError(400, f"{where} is {got}: {first['msg'].lower()}.", code="invalid_value", param=top or None)

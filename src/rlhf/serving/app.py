@@ -1,0 +1,180 @@
+"""The server as an application for uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import limits
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from rlhf.config.serving import ServingConfig
+from rlhf.errors import RLHFError
+from rlhf.serving import completion_routes
+from rlhf.serving.api_errors import APIError, error_response, plain_error
+from rlhf.serving.engine import ServingEngine
+from rlhf.serving.generate_api import Generation
+from rlhf.serving.inbox import Inbox
+from rlhf.serving.metrics import ServingMetrics
+from rlhf.serving.model_routes import ModelRoutes, Source
+from rlhf.serving.served_model import ServedModel
+from rlhf.web.security_middleware import Shield
+
+if TYPE_CHECKING:
+    from rlhf.store import PreferenceStore
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 4 * 2**20
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "testserver"})
+
+
+def create_app(
+    model_path: str | Path | None = None,
+    max_batch_size: int = 32,
+    max_concurrent_requests: int = 100,
+    *,
+    models: Mapping[str, Source] | None = None,
+    config: ServingConfig | None = None,
+    host_names: frozenset[str] = LOCAL_NAMES,
+    key_store: PreferenceStore | None = None,
+    requests: str = "6000/minute",
+) -> FastAPI:
+    """A server with OpenAI's routes for completions.
+
+        uvicorn.run(create_app("runs/quickstart/ppo/model"))
+
+    Args:
+        model_path: A model folder or hub name, served under its own text.
+        max_batch_size: Completions sampled side by side.
+        max_concurrent_requests: Requests that wait or are answered at once.
+        models: Name -> where its weights come from, in place of ``model_path``.
+        config: All limits, in place of the two above.
+        host_names: Names that the server answers to.
+        key_store: Whose tokens are asked for as keys; None lets anyone in.
+        requests: What one key may send.
+
+    Returns:
+        The application. Weights are loaded now; its engine starts and stops with it.
+
+    Raises:
+        ModelError: A model is not available or damaged.
+    """
+    config = config or ServingConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
+    metrics, inbox = ServingMetrics(), Inbox()
+
+    def load(source: str) -> ServedModel:
+        return ServedModel.load(
+            source, device=config.device, products=config.products, compiled=config.compiled, context=config.context_length,
+            prefix_tokens=config.prefix_cache_tokens,
+        )  # fmt: skip
+
+    routes = ModelRoutes(load, metrics)
+    for name, source in (models or {str(model_path): Source(str(model_path))}).items():
+        routes.add(name, source)
+    engine = ServingEngine(
+        inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_waiting=config.max_concurrent_requests,
+        max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
+        timeout_seconds=config.request_timeout_seconds,
+    )  # fmt: skip
+    _watch(metrics, engine, routes)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        inbox.open()
+        engine.start()
+        refreshing = asyncio.create_task(_refresh(routes, config.reload_seconds))
+        try:
+            yield
+        finally:
+            refreshing.cancel()
+            await asyncio.to_thread(engine.drain, config.drain_seconds)
+            await asyncio.to_thread(engine.close)
+
+    app = FastAPI(
+        title="rlhf", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
+    )
+    state = app.state
+    state.generation = Generation(engine, routes, inbox, max_completions=config.max_completions)
+    state.metrics, state.routes, state.engine, state.started = metrics, routes, engine, int(time.time())
+    state.key_store = key_store
+    state.limiter = MovingWindowRateLimiter(MemoryStorage())
+    state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
+    app.include_router(completion_routes.router)
+    app.add_api_route("/health", _health, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"])
+    app.add_exception_handler(APIError, _refused)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _not_json)
+    app.add_exception_handler(RLHFError, _our_error)
+    app.add_middleware(
+        Shield, host_names=host_names, max_body_bytes=MAX_BODY_BYTES, is_https=False, error_page=plain_error
+    )
+    return app
+
+
+def _watch(metrics: ServingMetrics, engine: ServingEngine, routes: ModelRoutes) -> None:
+    """Numbers that are looked up when they are asked for."""
+
+    def models() -> list[ServedModel]:
+        return list({id(model): model for model, _ in routes.models().values()}.values())
+
+    metrics.watch("num_requests_running", "Requests that are being read or answered.", lambda: engine.num_running)
+    metrics.watch("num_requests_waiting", "Requests in the queue.", lambda: engine.num_waiting)
+    metrics.watch(
+        "kv_cache_usage_perc", "Share of the room for keys and values that live requests may come to need.",
+        lambda: sum(model.batch.cached_tokens for model in models()) / engine.max_cache_tokens,
+    )  # fmt: skip
+    metrics.watch(
+        "prefix_cache_usage_perc", "Share of the blocks for prompts that were read which hold tokens.",
+        lambda: max((model.prefixes.used_frac for model in models()), default=0.0),
+    )  # fmt: skip
+
+
+async def _refresh(routes: ModelRoutes, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await asyncio.to_thread(routes.refresh)
+        except Exception:
+            log.exception("looking for new versions failed")
+
+
+async def _health(request: Request) -> Response:
+    """200 while requests are taken."""
+    engine: ServingEngine = request.app.state.engine
+    return JSONResponse({"status": "ok" if engine.is_taking else "draining"}, 200 if engine.is_taking else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    metrics: ServingMetrics = request.app.state.metrics
+    return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _refused(_: Request, err: Exception) -> Response:
+    assert isinstance(err, APIError)
+    return error_response(err)
+
+
+def _http_error(_: Request, err: Exception) -> Response:
+    assert isinstance(err, HTTPException)
+    detail: Any = "There is nothing at this address." if err.status_code == 404 else err.detail
+    return error_response(APIError(err.status_code, str(detail), code="unknown_url" if err.status_code == 404 else None))
+
+
+def _not_json(_: Request, err: Exception) -> Response:
+    assert isinstance(err, RequestValidationError)
+    return error_response(APIError(400, "The request is no JSON.", code="invalid_json"))
+
+
+def _our_error(_: Request, err: Exception) -> Response:
+    return error_response(APIError(400, str(err)))

@@ -1,0 +1,294 @@
+"""``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` as OpenAI's clients know them.
+
+Source: https://platform.openai.com/docs/api-reference. Every answer names its weights: ``system_fingerprint`` has the first
+digits of their hash, the header ``X-Model-Fingerprint`` all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from rlhf.serving.api_errors import APIError
+from rlhf.serving.api_requests import ChatBody, CompletionBody, GenerationBody, body_of
+from rlhf.serving.client_keys import the_client
+from rlhf.serving.generate_api import Asked, Completed, Generation, prompt_ids
+from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
+
+router = APIRouter()
+FINGERPRINT = "X-Model-Fingerprint"
+Client = Annotated[str, Depends(the_client)]
+Sent = Annotated[Any, Body()]
+
+
+def generation_of(request: Request) -> Generation:
+    """The server's way to its engine."""
+    generation: Generation = request.app.state.generation
+    return generation
+
+
+@router.get("/v1/models")
+def models(request: Request, client: Client) -> dict[str, Any]:
+    """What may be asked for."""
+    routes = generation_of(request).routes
+    of = routes.models()
+    listed = [
+        {
+            "id": name, "object": "model", "created": request.app.state.started, "owned_by": "rlhf",
+            "fingerprint": of[name][0].fingerprint if name in of else None,
+            "version": of[name][1] if name in of else None,
+            "max_model_len": of[name][0].context if name in of else None,
+        }
+        for name in routes.names()
+    ]  # fmt: skip
+    return {"object": "list", "data": listed}
+
+
+@router.get("/v1/models/{name:path}")
+def one_model(name: str, request: Request, client: Client) -> dict[str, Any]:
+    """One of them."""
+    for model in models(request, client)["data"]:
+        if model["id"] == name:
+            return dict(model)
+    raise APIError(404, f"There is no model {name!r} here.", code="model_not_found", param="model")
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(sent: Sent, request: Request, client: Client) -> Response:
+    """Continue a conversation."""
+    body, generation = body_of(ChatBody, sent), generation_of(request)
+    name, model = generation.model(body, body.user or client)
+    ids = prompt_ids(model, body.messages, kwargs=body.chat_template_kwargs)
+    asked = generation.submit(body, name, model, ids, client=client, num_top=body.num_top, prefix="chatcmpl-")
+    return await _answer(request, body, [asked], _Chat(asked))
+
+
+@router.post("/v1/completions")
+async def completions(sent: Sent, request: Request, client: Client) -> Response:
+    """Continue texts."""
+    body, generation = body_of(CompletionBody, sent), generation_of(request)
+    name, model = generation.model(body, body.user or client)
+    if not body.prompts:
+        raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
+    ids = [prompt_ids(model, prompt) for prompt in body.prompts]
+    asked: list[Asked] = []
+    try:
+        for number, each in enumerate(ids):
+            asked.append(
+                generation.submit(
+                    body, name, model, each, client=client, num_top=body.logprobs, prefix="cmpl-", number=number
+                )
+            )
+    except APIError:
+        for one in asked:
+            generation.engine.cancel(one.id)
+            generation.inbox.forget(one.id)
+        raise
+    return await _answer(request, body, asked, _Text(asked[0], echo_ids=ids))
+
+
+class _Form:
+    """How one kind of answer is written."""
+
+    whole = chunk = ""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.created = int(time.time())
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Keys that every message has."""
+        return {
+            "id": self.asked.id, "object": kind, "created": self.created, "model": self.asked.name,
+            "system_fingerprint": f"fp_{self.asked.model.fingerprint[:10]}",
+        }  # fmt: skip
+
+    def choice(self, index: int, completed: Completed) -> dict[str, Any]:
+        """A whole completion."""
+        raise NotImplementedError
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """What a stream says of a completion before its first token."""
+        return None
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        """What a completion grew by."""
+        raise NotImplementedError
+
+    def token(self, token: int) -> str:
+        """A token's text."""
+        return str(self.asked.model.tokenizer.decode([token]))
+
+
+class _Chat(_Form):
+    whole, chunk = "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, completed: Completed) -> dict[str, Any]:
+        message = {"role": "assistant", "content": completed.text, "refusal": None}
+        logprobs = self._logprobs(completed.tokens, completed.logprobs)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": completed.finish_reason}
+
+    def first(self, index: int) -> dict[str, Any]:
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        logprobs = self._logprobs(piece.tokens, piece.logprobs)
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+    def _logprobs(self, tokens: list[int], values: list[TokenLogprobs]) -> dict[str, Any] | None:
+        if not values:
+            return None
+        content = [
+            self._entry(token, value.logprob) | {"top_logprobs": [self._entry(t, p) for t, p in value.top]}
+            for token, value in zip(tokens, values, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.token(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
+
+
+class _Text(_Form):
+    whole, chunk = "text_completion", "text_completion"
+
+    def __init__(self, asked: Asked, *, echo_ids: list[list[int]]) -> None:
+        super().__init__(asked)
+        self._offsets: dict[int, int] = {}
+        self.num_prompts = len(echo_ids)
+
+    def choice(self, index: int, completed: Completed) -> dict[str, Any]:
+        logprobs = self._logprobs(index, completed.tokens, completed.logprobs)
+        return {"index": index, "text": completed.text, "logprobs": logprobs, "finish_reason": completed.finish_reason}
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        logprobs = self._logprobs(index, piece.tokens, piece.logprobs)
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+    def _logprobs(self, index: int, tokens: list[int], values: list[TokenLogprobs]) -> dict[str, Any] | None:
+        if not values:
+            return None
+        texts = [self.token(token) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [value.logprob for value in values],
+            "top_logprobs": [{self.token(t): p for t, p in value.top} for value in values],
+            "text_offset": offsets,
+        }
+
+
+async def _answer(request: Request, body: GenerationBody, asked: list[Asked], form: _Form) -> Response:
+    headers = {FINGERPRINT: form.asked.model.fingerprint}
+    if body.stream:
+        stream = _stream(request, body, asked, form)
+        first = await anext(stream)  # what is refused before the first word is refused with a status
+        return StreamingResponse(_chained(first, stream), media_type="text/event-stream", headers=headers)
+    completed: dict[int, Completed] = {}
+    usage = _Usage()
+    async for index, event in _all_pieces(request, asked):
+        if isinstance(event, Accepted):
+            usage.cached += event.cached_tokens
+        else:
+            completed.setdefault(index, Completed()).add(event)
+    usage.prompt = sum(one.num_prompt_tokens for one in asked)
+    usage.completion = sum(len(one.tokens) for one in completed.values())
+    choices = [form.choice(index, one) for index, one in sorted(completed.items())]
+    return JSONResponse(form.head(form.whole) | {"choices": choices, "usage": usage.told()}, headers=headers)
+
+
+async def _stream(
+    request: Request, body: GenerationBody, asked: list[Asked], form: _Form
+) -> AsyncIterator[str]:
+    """Server-sent events."""
+    usage = _Usage(prompt=sum(one.num_prompt_tokens for one in asked))
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    begun: set[int] = set()
+
+    def said(choices: list[dict[str, Any]], **more: Any) -> str:
+        message = form.head(form.chunk) | {"choices": choices} | ({"usage": None} if with_usage else {}) | more
+        return f"data: {json.dumps(message, ensure_ascii=False)}\n\n"
+
+    try:
+        async for index, event in _all_pieces(request, asked):
+            if isinstance(event, Accepted):
+                usage.cached += event.cached_tokens
+                continue
+            usage.completion += len(event.tokens)
+            first = form.first(index) if index not in begun else None
+            begun.add(index)
+            if first is not None:
+                yield said([first])
+            if event.text or event.logprobs or event.finish_reason is not None:
+                yield said([form.delta(index, event)])
+    except APIError as err:
+        if not begun:
+            raise
+        yield f"data: {json.dumps(err.body())}\n\n"  # the status is out
+        return
+    if with_usage:
+        yield said([], usage=usage.told())
+    yield "data: [DONE]\n\n"
+
+
+async def _all_pieces(request: Request, asked: list[Asked]) -> AsyncIterator[tuple[int, Accepted | Piece]]:
+    """(number of the completion among all, event) of several prompts at once."""
+    generation = generation_of(request)
+    if len(asked) == 1:
+        async for event in generation.pieces(asked[0], request):
+            yield (event.index if isinstance(event, Piece) else 0), event
+        return
+    queue: asyncio.Queue[tuple[int, Accepted | Piece] | APIError | None] = asyncio.Queue()
+
+    async def follow(number: int, one: Asked) -> None:
+        try:
+            async for event in generation.pieces(one, request):
+                await queue.put((number * one.num_samples + (event.index if isinstance(event, Piece) else 0), event))
+            await queue.put(None)
+        except APIError as err:
+            await queue.put(err)
+
+    tasks = [asyncio.create_task(follow(number, one)) for number, one in enumerate(asked)]
+    try:
+        left = len(tasks)
+        while left:
+            got = await queue.get()
+            if isinstance(got, APIError):
+                raise got
+            if got is None:
+                left -= 1
+            else:
+                yield got
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for text in rest:
+        yield text
+
+
+class _Usage:
+    def __init__(self, prompt: int = 0) -> None:
+        self.prompt, self.completion, self.cached = prompt, 0, 0
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }

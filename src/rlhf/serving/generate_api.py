@@ -1,0 +1,235 @@
+"""What all routes for completions share: from a request to the engine and back, with an end when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from rlhf.data.datasets import GRPODataset
+from rlhf.errors import ConfigError, RLHFError, did_you_mean
+from rlhf.seeds import derive_seed
+from rlhf.serving.api_errors import APIError
+from rlhf.serving.api_requests import GenerationBody, biases
+from rlhf.serving.constraints import ANY_OBJECT
+from rlhf.serving.engine import ClosedError, QueueFullError, ServingEngine
+from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
+from rlhf.serving.inbox import Inbox
+from rlhf.serving.model_routes import ModelRoutes
+from rlhf.serving.served_model import ServedModel
+
+STATUS = {Failure.TIMEOUT: 504, Failure.NOT_FINITE: 500, Failure.CRASHED: 500, Failure.CANCELED: 503}
+
+
+@dataclass(slots=True)
+class Completed:
+    """One completion, put together."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, piece: Piece) -> None:
+        """What it grew by."""
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.finish_reason = piece.finish_reason or self.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is with the engine."""
+
+    id: str
+    name: str
+    """Of the model that answers."""
+    model: ServedModel
+    num_prompt_tokens: int
+    num_samples: int
+
+
+class Generation:
+    """The way from the routes to the engine.
+
+    Args:
+        engine: Samples.
+        routes: Names of models.
+        inbox: Where the engine's events arrive.
+        max_completions: Largest ``n``.
+    """
+
+    def __init__(self, engine: ServingEngine, routes: ModelRoutes, inbox: Inbox, *, max_completions: int) -> None:
+        self.engine, self.routes, self.inbox = engine, routes, inbox
+        self.max_completions = max_completions
+
+    def model(self, body: GenerationBody, user: str) -> tuple[str, ServedModel]:
+        """Who answers.
+
+        Raises:
+            APIError: 404, for a name that is none.
+        """
+        try:
+            return self.routes.pick(body.model, user)
+        except KeyError:
+            names = self.routes.names()
+            raise APIError(
+                404,
+                f"There is no model {body.model!r} here.{did_you_mean(body.model, names)} It serves: {', '.join(names)}.",
+                code="model_not_found", param="model",
+            ) from None  # fmt: skip
+
+    def submit(
+        self, body: GenerationBody, name: str, model: ServedModel, ids: Sequence[int], *, client: str, num_top: int | None,
+        prefix: str, number: int = 0,
+    ) -> Asked:  # fmt: skip
+        """Queue a prompt.
+
+        Args:
+            body: The request.
+            name: Of the model.
+            model: That answers.
+            ids: The prompt.
+            client: Clients take turns.
+            num_top: Likely tokens that are reported; None for no log-probabilities.
+            prefix: Of the completion's id.
+            number: Of the prompt among those of the request; each has seeds of its own.
+
+        Raises:
+            APIError: It does not fit, asks for what there is not, or there is no room in the queue.
+        """
+        if body.n > self.max_completions:
+            raise APIError(400, f"n is {body.n}; this server gives at most {self.max_completions}.", code="invalid_value", param="n")
+        most = model.context - len(ids)
+        wanted = body.most_tokens
+        if not ids or most < 1 or (wanted is not None and wanted > most):
+            raise _too_long(model, len(ids), wanted)
+        seed = body.seed if body.seed is not None else secrets.randbits(63)
+        request = GenerationRequest(
+            id=f"{prefix}{secrets.token_hex(12)}",
+            prompt=ids,
+            sampling=body.sampling(most),
+            seed=derive_seed(seed % 2**63, "prompt", number) if number else seed % 2**63,
+            num_samples=body.n,
+            logit_bias=biases(body, model.vocabulary),
+            top_logprobs=num_top,
+            ignore_eos=body.ignore_eos,
+            client=client,
+            constraint=self._constraint(body, model),
+        )
+        self.inbox.expect(request.id)
+        try:
+            self.engine.submit(model, request)
+        except QueueFullError as err:
+            self.inbox.forget(request.id)
+            raise APIError(429, f"{err} Send it again in a moment.", code="queue_full", retry_after=1) from None
+        except ClosedError as err:
+            self.inbox.forget(request.id)
+            raise APIError(503, str(err), code="shutting_down", retry_after=5) from None
+        return Asked(request.id, name, model, len(ids), body.n)
+
+    async def pieces(self, asked: Asked, http: Request) -> AsyncIterator[Accepted | Piece]:
+        """What comes of a request, until all its completions have ended; the engine is told when nobody listens any more.
+
+        Raises:
+            APIError: It failed.
+        """
+        watch = asyncio.create_task(self._watch(asked, http))
+        left, is_over = asked.num_samples, False
+        try:
+            async for event in self.inbox.events(asked.id):
+                if isinstance(event, Failed):
+                    is_over = event.failure is not Failure.CANCELED
+                    status = STATUS[event.failure]
+                    raise APIError(status, event.detail or "The request was canceled.", code=event.failure.value)
+                yield event
+                if isinstance(event, Piece) and event.finish_reason is not None:
+                    left -= 1
+                    if not left:
+                        is_over = True
+                        return
+        finally:
+            watch.cancel()
+            if not is_over:
+                self.engine.cancel(asked.id)
+            self.inbox.forget(asked.id)
+
+    async def _watch(self, asked: Asked, http: Request) -> None:
+        """End a request whose client hangs up."""
+        with contextlib.suppress(asyncio.CancelledError):
+            while (await http.receive())["type"] != "http.disconnect":
+                pass
+            self.inbox.fail(asked.id, Failed(Failure.CANCELED))
+
+    def _constraint(self, body: GenerationBody, model: ServedModel) -> Any:
+        form = body.response_format
+        if form is None or form.type == "text":
+            return None
+        schema: Any = ANY_OBJECT
+        if form.type == "json_schema":
+            schema = (form.json_schema or {}).get("schema")
+            if not isinstance(schema, dict):
+                message = "response_format.json_schema.schema is missing: an object with a JSON schema."
+                raise APIError(400, message, code="missing_required_parameter", param="response_format")
+        try:
+            return model.constraints.of_schema(schema)
+        except ConfigError as err:
+            raise APIError(400, str(err), code="invalid_value", param="response_format") from None
+        except RLHFError as err:
+            raise APIError(501, str(err), code="unsupported_parameter", param="response_format") from None
+
+
+def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]], *, kwargs: Any = None) -> list[int]:
+    """Token ids of a text, of tokens, or of messages in the chat template, as data sets make them.
+
+    A model without a template gets the messages' texts, a line each: those of this project's demo were trained on plain texts.
+
+    Raises:
+        APIError: The prompt is empty, holds tokens that the model does not know, or the template refuses it.
+    """
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        wrong = next((token for token in prompt if not isinstance(token, int) or not 0 <= token < model.vocabulary), None)
+        if wrong is not None:
+            message = f"prompt holds the token {wrong!r}; the model's are 0 to {model.vocabulary - 1}."
+            raise APIError(400, message, code="invalid_value", param="prompt")
+        return [int(token) for token in prompt]  # type: ignore[call-overload]
+    key = "prompt" if isinstance(prompt, str) else "messages"
+    row: dict[str, Any] = {"prompt": prompt}
+    if not isinstance(prompt, str):
+        messages = [_message(message, number) for number, message in enumerate(prompt)]
+        row = {"prompt": messages} | ({"chat_template_kwargs": kwargs} if kwargs else {})
+        if not model.tokenizer.chat_template:
+            row = {"prompt": "\n".join(message["content"] for message in messages)}
+    try:
+        return list(next(iter(GRPODataset([row], model.tokenizer))).ids)
+    except RLHFError as err:
+        raise APIError(400, f"{key} can't be taken: {err}", code="invalid_value", param=key) from None
+
+
+def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """A message whose content is one text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
+        if kinds - {"text"}:
+            param = f"messages.{number}.content"
+            raise APIError(400, f"{param} holds parts other than text, which this server does not take.", code="invalid_value", param=param)
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        param = f"messages.{number}"
+        raise APIError(400, f"{param} needs a role and a content that is text.", code="invalid_value", param=param)
+    return {**message, "content": content}
+
+
+def _too_long(model: ServedModel, length: int, wanted: int | None) -> APIError:
+    if not length:
+        return APIError(400, "The prompt has no tokens.", code="invalid_value", param="prompt")
+    asked = f" and {wanted} tokens of completion were asked for" if wanted is not None else ""
+    message = f"This model takes {model.context} tokens of prompt and completion; the prompt has {length}{asked}. Shorten it."
+    return APIError(400, message, code="context_length_exceeded")

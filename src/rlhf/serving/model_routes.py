@@ -1,0 +1,186 @@
+"""Which weights answer to which name, and how they are changed while requests are answered.
+
+A name stands for a model folder, or for an alias of a registry, which is watched: when the alias moves, the new version is loaded beside
+the old one, new requests go to it, and the old one leaves memory when its last request is over. A version that is damaged is refused
+and the old one goes on. A name may also share its requests out among others (canary, A/B): a user always gets the same share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlhf.errors import ConfigError, ModelError, RLHFError
+from rlhf.registry.registry import Registry
+from rlhf.serving.metrics import ServingMetrics
+from rlhf.serving.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+Load = Callable[[str], ServedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the weights of a name come from."""
+
+    text: str
+    """A folder, a hub name, or an alias of the registry."""
+    registry: Path | None = None
+    """None where it is no alias."""
+
+
+@dataclass(slots=True)
+class _Route:
+    source: Source
+    model: ServedModel
+    version: int | None = None
+    """In the registry."""
+    refused: int | None = None
+    """A version that could not be loaded, which is not tried again."""
+
+
+@dataclass(slots=True)
+class Shares:
+    """A name whose requests are shared out."""
+
+    of: dict[str, float] = field(default_factory=dict)
+    """Name -> share; they sum to 1."""
+
+    def pick(self, name: str, user: str) -> str:
+        """The same for a user as long as the shares stay, and for most of them when the shares change a little."""
+        digest = hashlib.sha256(f"{name}\0{user}".encode("utf-8", "surrogatepass")).digest()
+        at, total = int.from_bytes(digest[:8], "big") / 2**64, 0.0
+        for other, share in self.of.items():
+            total += share
+            if at < total:
+                return other
+        return next(reversed(self.of))
+
+
+class ModelRoutes:
+    """The names of a server.
+
+    Args:
+        load: Loads a model by folder or hub name.
+        metrics: Told of changes.
+    """
+
+    def __init__(self, load: Load, metrics: ServingMetrics) -> None:
+        self._load, self._metrics = load, metrics
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+        self._routes: dict[str, _Route] = {}
+        self._shares: dict[str, Shares] = {}
+
+    def add(self, name: str, source: Source) -> ServedModel:
+        """Load the weights of a new name.
+
+        Raises:
+            ModelError: They are not available or damaged.
+            ConfigError: The name is taken.
+        """
+        if name in self.names():
+            raise ConfigError(f"The name {name!r} is given to two models; give each its own.")
+        version = _version(source)
+        model = self._loaded(source, version)
+        with self._lock:
+            self._routes[name] = _Route(source, model, version)
+        return model
+
+    def share(self, name: str, shares: Mapping[str, float]) -> None:
+        """Share the requests of a name out among other names; said again, the shares change.
+
+        Raises:
+            ConfigError: A name is unknown or no model's, or a share is negative or all are 0.
+        """
+        with self._lock:
+            for other, share in shares.items():
+                if other not in self._routes:
+                    raise ConfigError(f"{other!r} is no model of this server; it has {', '.join(self._routes)}.")
+                if not 0 <= share < float("inf"):
+                    raise ConfigError(f"The share of {other!r} is {share:g}; wanted 0 or more.")
+            if name in self._routes:
+                raise ConfigError(f"{name!r} is a model's name; give the shares another one.")
+            total = sum(shares.values())
+            if total <= 0:
+                raise ConfigError("All shares are 0: nobody would answer.")
+            self._shares[name] = Shares({other: share / total for other, share in shares.items()})
+
+    def names(self) -> list[str]:
+        """What requests may name."""
+        with self._lock:
+            return [*self._routes, *self._shares]
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Of the names that share requests out."""
+        with self._lock:
+            return {name: dict(shares.of) for name, shares in self._shares.items()}
+
+    def pick(self, name: str, user: str) -> tuple[str, ServedModel]:
+        """The model that answers, and its own name.
+
+        Raises:
+            KeyError: There is no such name.
+        """
+        with self._lock:
+            if name in self._shares:
+                name = self._shares[name].pick(name, user)
+            return name, self._routes[name].model
+
+    def models(self) -> dict[str, tuple[ServedModel, int | None]]:
+        """Name -> model and its version in the registry."""
+        with self._lock:
+            return {name: (route.model, route.version) for name, route in self._routes.items()}
+
+    def refresh(self) -> list[str]:
+        """Look whether aliases moved, and load what they name now; gives the names that changed."""
+        changed = []
+        with self._changing:
+            for name, route in list(self._routes.items()):
+                try:
+                    version = _version(route.source)
+                except RLHFError as err:
+                    log.warning("%s: %s", name, err)
+                    continue
+                if version in (None, route.version, route.refused):
+                    continue
+                try:
+                    model = self._loaded(route.source, version)
+                except Exception as err:  # whatever is wrong with the new weights, the old ones go on
+                    route.refused = version
+                    self._metrics.swaps.labels(outcome="refused").inc()
+                    log.error("%s goes on with version %s: version %s can't be served: %s", name, route.version, version, err)
+                    continue
+                with self._lock:
+                    route.model, route.version, route.refused = model, version, None
+                self._metrics.swaps.labels(outcome="swapped").inc()
+                log.info("%s is version %s now (weights %s)", name, version, model.fingerprint[:8])
+                changed.append(name)
+        return changed
+
+    def _loaded(self, source: Source, version: int | None) -> ServedModel:
+        if source.registry is None or version is None:
+            return self._load(source.text)
+        registry = Registry(source.registry)
+        registry.verify(version)
+        path = str(registry.path(version))
+        with self._lock:
+            there = next((route.model for route in self._routes.values() if route.model.source == path), None)
+        return there or self._load(path)
+
+
+def _version(source: Source) -> int | None:
+    """What an alias names now; None for what is no alias."""
+    if source.registry is None:
+        return None
+    registry = Registry(source.registry)
+    current = registry.current(source.text)
+    if current is None:
+        aliases = ", ".join(registry.aliases()) or "none"
+        raise ModelError(f"The registry {source.registry} has no alias {source.text!r}. It has: {aliases}.")
+    return current.number
