@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import limits
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
@@ -22,6 +22,7 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import RLHFError
 from rlhf.serving import completion_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
+from rlhf.serving.client_keys import the_client
 from rlhf.serving.engine import ServingEngine
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
@@ -155,7 +156,7 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok" if engine.is_taking else "draining"}, 200 if engine.is_taking else 503)
 
 
-async def _metrics(request: Request) -> Response:
+async def _metrics(request: Request, client: Annotated[str, Depends(the_client)]) -> Response:
     metrics: ServingMetrics = request.app.state.metrics
     return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf.errors import ConfigError, require
 
 ANY_OBJECT = {"type": "object"}
+COMPACT = {"whitespace_flexible": False}
+"""White space wherever JSON allows it lets a small model write lines for ever."""
 
 
 class JsonConstraint:
@@ -66,7 +68,7 @@ class JsonConstraints:
                 )
             except (TypeError, ValueError, AttributeError) as err:
                 raise ConfigError(f"response_format is not possible with this model's tokenizer: {err}") from None
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": COMPACT}))
         problem = llguidance.LLMatcher.validate_grammar(grammar, self._prepared)
         if problem:
             raise ConfigError(f"The JSON schema can't be followed: {str(problem).splitlines()[0]}")

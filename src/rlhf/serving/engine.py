@@ -87,6 +87,8 @@ class ServingEngine:
         self._tickets: dict[str, _Ticket] = {}
         """All that are not over."""
         self._joining: dict[ServedModel, list[Joining]] = {}
+        self._active: dict[ServedModel, None] = {}
+        """Models that have rows, or prompts to read."""
         self._closed = self._draining = False
         self._thread = threading.Thread(target=self._work, name="rlhf-serving", daemon=True)
 
@@ -164,18 +166,19 @@ class ServingEngine:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and not self._tickets:
+                while not self._closed and not self._tickets and not self._active:
                     self._changed.wait(IDLE_SECONDS)
                 if self._closed:
                     left = list(self._tickets.values())
                     break
                 events = self._end_early()
                 self._choose()
-                models = list(dict.fromkeys(ticket.model for ticket in self._tickets.values() if ticket.joined))
             if events:
                 self._deliver(events)
-            for model in models:
+            for model in list(self._active):
                 self._advance(model)
+                if not model.batch.num_rows and model not in self._joining:
+                    del self._active[model]
         self._deliver([(one.request.id, Failed(Failure.CANCELED, "The server was stopped.")) for one in left])
 
     def _end_early(self) -> list[tuple[str, Event]]:
@@ -220,10 +223,11 @@ class ServingEngine:
             self._metrics.prefix_queries.inc(len(ticket.request.prompt))
             self._metrics.prefix_hits.inc(joining.cached_tokens)
             self._joining.setdefault(ticket.model, []).append(joining)
+            self._active[ticket.model] = None
 
     def _has_room(self, ticket: _Ticket) -> bool:
         joining = [one.request for several in self._joining.values() for one in several]
-        batches = {other.model.batch for other in self._tickets.values()}
+        batches = [model.batch for model in self._active]
         rows = sum(batch.num_rows for batch in batches) + sum(request.num_samples for request in joining)
         tokens = sum(batch.cached_tokens for batch in batches) + sum(map(needed_tokens, joining))
         if not rows:

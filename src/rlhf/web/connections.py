@@ -44,7 +44,9 @@ _TIMEOUT_ANSWER = (
 )
 
 
-def serve(app: ASGIApp, listener: socket.socket, *, behind_proxy: bool) -> None:
+def serve(
+    app: ASGIApp, listener: socket.socket, *, behind_proxy: bool, shutdown_seconds: float = SHUTDOWN_SECONDS
+) -> None:
     """Answer requests until a signal ends it, which is passed on.
 
     Args:
@@ -52,13 +54,16 @@ def serve(app: ASGIApp, listener: socket.socket, *, behind_proxy: bool) -> None:
         listener: A socket that listens.
         behind_proxy: Whether a proxy is in front of us: it is believed what it says of its clients, and all of their
             connections come from one address.
+        shutdown_seconds: How long answers that are being made at the end may take.
     """
     in_all = num_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     places = Places(in_all=in_all, per_client=in_all if behind_proxy else in_all // 2)
-    server_of(app, places, behind_proxy=behind_proxy).run(sockets=[listener])
+    server_of(app, places, behind_proxy=behind_proxy, shutdown_seconds=shutdown_seconds).run(sockets=[listener])
 
 
-def server_of(app: ASGIApp, places: Places, *, behind_proxy: bool = False) -> uvicorn.Server:
+def server_of(
+    app: ASGIApp, places: Places, *, behind_proxy: bool = False, shutdown_seconds: float = SHUTDOWN_SECONDS
+) -> uvicorn.Server:
     """What ``serve`` runs."""
 
     class Protocol(PunctualProtocol):
@@ -75,7 +80,7 @@ def server_of(app: ASGIApp, places: Places, *, behind_proxy: bool = False) -> uv
         proxy_headers=behind_proxy,
         backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
     return _Server(config, places)
 

@@ -1,0 +1,150 @@
+"""`rlhf serve`: a model behind OpenAI's API. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlhf.cli.annotate import listening, refuse_open_door
+from rlhf.cli.error_exit import Interrupted
+from rlhf.cli.options import Overrides
+from rlhf.errors import ConfigError
+from rlhf.pipeline.models import named_model
+
+if TYPE_CHECKING:
+    from rlhf.config.serving import ServingConfig
+    from rlhf.serving.model_routes import Source
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="An alias of the registry (champion), a model folder, stage of a run or hub name.")
+    ],
+    settings: Overrides = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A further model, as NAME=ALIAS or NAME=FOLDER; may be repeated.", metavar="NAME=MODEL"),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name whose requests are shared out, sticky by user: live=champion:0.9,challenger:0.1", metavar="NAME=SHARES"
+        ),
+    ] = None,
+    registry: Annotated[Path, typer.Option(help="Folder of released models.")] = Path("registry"),
+    name: Annotated[str | None, typer.Option(help="What requests call the first model; by default as it is named here.")] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(help="A store whose tokens are asked for as keys (`rlhf feedback token NAME`): a file, or postgresql://..."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    public_url: Annotated[
+        str | None, typer.Option(help="Where people reach the server if a proxy stands before it: https://api.example.org")
+    ] = None,
+    i_know: Annotated[
+        bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")
+    ] = False,
+) -> None:
+    """Serve models behind OpenAI's API until Ctrl-C or SIGTERM; requests that are being answered end first.
+
+    An alias of the registry is watched: when it moves, new requests go to the new version while the old ones end on theirs.
+
+    [dim]Settings such as max_batch_size=16 come as KEY=VALUE; `rlhf serve --help` names the others' page: docs/serving.md[/dim]
+    """
+    from rlhf.config.base import apply_overrides
+    from rlhf.config.serving import ServingConfig
+    from rlhf.web.server_settings import WebSettings, is_loopback
+
+    config = ServingConfig.of(apply_overrides({}, settings or []))
+    web = WebSettings(host=host, port=port, public_url=public_url)
+    refuse_open_door(web, i_know=i_know)
+    if keys is None and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} is reached by other machines, and anyone there could use the model. Ask for keys: --keys annotations.db"
+        )
+    models = {name or model: source_of(model, registry)}
+    for text in also or []:
+        other, equals, source = text.partition("=")
+        if not equals or not other or not source:
+            raise ConfigError(f"--model {text}: write NAME=ALIAS or NAME=FOLDER.")
+        if other in models:
+            raise ConfigError(f"--model {text}: the name {other!r} is given twice.")
+        models[other] = source_of(source, registry)
+    shares = [shares_of(text) for text in share or []]
+    _serve(config, web, models, shares, keys)
+
+
+def source_of(text: str, registry: Path) -> Source:
+    """Where the weights of a name come from: an alias, where the registry has it and there is no folder of this name."""
+    from rlhf.registry.registry import Registry
+    from rlhf.serving.model_routes import Source
+
+    if not Path(text).exists() and registry.is_dir() and text in Registry(registry).aliases():
+        return Source(text, registry)
+    return Source(named_model(text))
+
+
+def shares_of(text: str) -> tuple[str, dict[str, float]]:
+    """``live=champion:0.9,challenger:0.1``.
+
+    Raises:
+        ConfigError: It is written in another way.
+    """
+    name, _, listed = text.partition("=")
+    shares = {}
+    for part in listed.split(","):
+        other, _, number = part.rpartition(":")
+        try:
+            shares[other.strip()] = float(number)
+        except ValueError:
+            shares = {}
+            break
+    if not name or not shares or "" in shares:
+        raise ConfigError(f"--share {text}: write NAME=MODEL:SHARE,MODEL:SHARE, such as live=champion:0.9,challenger:0.1.")
+    return name, shares
+
+
+def _serve(
+    config: ServingConfig,
+    web: object,
+    models: dict[str, Source],
+    shares: list[tuple[str, dict[str, float]]],
+    keys: str | None,
+) -> None:
+    import logging
+
+    from rlhf.cli.stores import opened_store
+    from rlhf.models.sources import check_there
+    from rlhf.web.server_settings import WebSettings
+
+    assert isinstance(web, WebSettings)
+    logging.getLogger("rlhf.serving").setLevel(logging.INFO)
+    for source in models.values():
+        if source.registry is None:
+            check_there(source.text)
+    with listening(web) as server, contextlib.ExitStack() as stack:
+        store = stack.enter_context(opened_store(keys)) if keys is not None else None
+        from rlhf.serving import create_app
+        from rlhf.web.connections import serve as serve_connections
+
+        app = create_app(models=models, config=config, host_names=web.host_names, key_store=store)
+        for name, of in shares:
+            app.state.routes.share(name, of)
+        web = web.model_copy(update={"port": server.getsockname()[1]})
+        for name, (model, version) in app.state.routes.models().items():
+            of_registry = f", version {version}" if version is not None else ""
+            print(f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {model.context:,} tokens ({model.how})")
+            if not model.tokenizer.chat_template:
+                print(f"! {name} has no chat template: it is given the texts of messages, a line each.")
+        for name, of in app.state.routes.shares().items():
+            print(f"{name}: " + ", ".join(f"{100 * share:g} % {other}" for other, share in of.items()))
+        print(f"OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at {web.base_url}/metrics. Ctrl-C stops.", flush=True)
+        with contextlib.suppress(Interrupted):
+            serve_connections(
+                app, server, behind_proxy=web.public_url is not None, shutdown_seconds=config.drain_seconds
+            )
+    print("Stopped.")
