@@ -71,5 +71,5 @@ class JsonConstraints:
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": COMPACT}))
         problem = llguidance.LLMatcher.validate_grammar(grammar, self._prepared)
         if problem:
-            raise ConfigError(f"The JSON schema can't be followed: {str(problem).splitlines()[0]}")
+            raise ConfigError(f"The JSON schema can't be followed: {str(problem).splitlines()[0].rstrip('.')}.")
         return lambda: JsonConstraint(self._prepared, grammar)

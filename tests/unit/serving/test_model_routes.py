@@ -1,0 +1,162 @@
+"""Names, versions and shares: requests go to the weights they should go to, whatever happens in the registry."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rlhf.config.serving import ServingConfig
+from rlhf.errors import ConfigError, ModelError
+from rlhf.registry.registry import Registry
+from rlhf.serving import create_app
+from rlhf.serving.metrics import ServingMetrics
+from rlhf.serving.model_routes import ModelRoutes, Shares, Source
+from tests.unit.serving.conftest import build_model
+
+
+@pytest.fixture(scope="module")
+def folders(tokenizer, tmp_path_factory) -> list[Path]:
+    """Two models."""
+    root = tmp_path_factory.mktemp("models")
+    for seed in (0, 1):
+        build_model(tokenizer, seed=seed).policy.save_pretrained(root / str(seed))
+    return [root / "0", root / "1"]
+
+
+@pytest.fixture
+def registry(folders, tmp_path) -> Registry:
+    registry = Registry(tmp_path / "registry")
+    registry.promote(folders[0])
+    return registry
+
+
+def load(source: str) -> Any:
+    from rlhf.serving.served_model import ServedModel
+
+    return ServedModel.load(source, compiled=False)
+
+
+@pytest.fixture
+def routes(registry) -> ModelRoutes:
+    routes = ModelRoutes(load, ServingMetrics())
+    routes.add("champion", Source("champion", registry.folder))
+    return routes
+
+
+def test_an_alias_that_moves_takes_its_requests_with_it_and_back(routes, registry, folders):
+    _, old = routes.pick("champion", "u")
+    assert routes.refresh() == []
+    registry.promote(folders[1])
+    assert routes.refresh() == ["champion"]
+    _, new = routes.pick("champion", "u")
+    assert new.fingerprint != old.fingerprint
+    assert routes.models()["champion"][1] == 2
+    registry.rollback("champion")
+    assert routes.refresh() == ["champion"]
+    assert routes.pick("champion", "u")[1].fingerprint == old.fingerprint
+
+
+def test_a_damaged_version_is_refused_once_and_the_old_weights_go_on(routes, registry, folders):
+    _, old = routes.pick("champion", "u")
+    registry.promote(folders[1])
+    weights = next((registry.path("champion")).glob("*.safetensors"))
+    weights.chmod(0o644)
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert routes.refresh() == []
+    assert routes.refresh() == []
+    assert routes.pick("champion", "u")[1] is old
+    text = routes._metrics.text().decode()
+    assert 'rlhf:model_swaps_total{outcome="refused"} 1.0' in text
+
+
+def test_two_names_of_one_version_share_its_weights(routes, registry):
+    assert routes.add("again", Source("champion", registry.folder)) is routes.pick("champion", "")[1]
+
+
+def test_a_name_that_is_taken_or_an_alias_that_is_none_is_refused(routes, registry):
+    with pytest.raises(ConfigError, match="champion"):
+        routes.add("champion", Source("champion", registry.folder))
+    with pytest.raises(ModelError, match="challenger"):
+        routes.add("other", Source("challenger", registry.folder))
+
+
+def test_users_keep_their_share_and_the_shares_are_met():
+    shares = Shares({"champion": 0.9, "challenger": 0.1})
+    users = [f"user-{number}" for number in range(4000)]
+    first = {user: shares.pick("live", user) for user in users}
+    counts = Counter(first.values())
+    assert 0.08 < counts["challenger"] / len(users) < 0.12
+    assert first == {user: shares.pick("live", user) for user in users}
+    more = Shares({"champion": 0.8, "challenger": 0.2})
+    moved = [user for user in users if more.pick("live", user) != first[user]]
+    assert 0.08 < len(moved) / len(users) < 0.12, "only the users of the share that changed"
+
+
+@pytest.mark.parametrize(
+    "shares", [{"nobody": 1.0}, {"champion": -1.0}, {"champion": 0.0}, {"champion": float("inf")}, {}]
+)
+def test_shares_that_are_none_are_refused(routes, shares):
+    with pytest.raises(ConfigError):
+        routes.share("live", shares)
+    with pytest.raises(ConfigError):
+        routes.share("champion", {"champion": 1.0})
+
+
+def test_no_request_is_lost_while_the_weights_change(registry, folders):
+    config = ServingConfig(compiled=False, reload_seconds=0.05, max_concurrent_requests=500)
+    app = create_app(models={"champion": Source("champion", registry.folder)}, config=config)
+    answers: list[tuple[int, str]] = []
+    stop = threading.Event()
+    with TestClient(app) as site:
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                got = site.post("/v1/completions", json={"model": "champion", "prompt": "Once", "max_tokens": 20, "ignore_eos": True})
+                answers.append((got.status_code, got.headers.get("X-Model-Fingerprint", "")))
+
+        several = [threading.Thread(target=keep_asking) for _ in range(3)]
+        for one in several:
+            one.start()
+        seen = {app.state.routes.pick("champion", "")[1].fingerprint}
+        for folder in (folders[1], folders[0]):
+            registry.promote(folder)
+            before = app.state.routes.models()["champion"][1]
+            limit = threading.Event()
+            for _ in range(400):
+                if app.state.routes.models()["champion"][1] != before:
+                    break
+                limit.wait(0.05)
+            seen.add(app.state.routes.pick("champion", "")[1].fingerprint)
+            limit.wait(0.3)
+        stop.set()
+        for one in several:
+            one.join()
+    assert {status for status, _ in answers} == {200}
+    assert {weights for _, weights in answers} == seen
+    assert len(seen) == 2
+
+
+def test_with_keys_nobody_comes_in_without_one(folders, tmp_path):
+    from rlhf.store import PreferenceStore, access
+
+    with PreferenceStore(str(tmp_path / "keys.db")) as store:
+        key = access.add_api_token(store.engine, "app")
+        app = create_app(models={"m": Source(str(folders[0]))}, config=ServingConfig(compiled=False), key_store=store, requests="4/minute")
+        with TestClient(app) as site:
+            assert site.get("/health").status_code == 200
+            for path in ("/v1/models", "/metrics"):
+                for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": key}):
+                    answer = site.get(path, headers=headers)
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+            given = {"authorization": f"Bearer {key}"}
+            statuses = [site.get("/v1/models", headers=given).status_code for _ in range(5)]
+            assert statuses == [200, 200, 200, 200, 429]
+            access.revoke_api_token(store.engine, "app")
+            assert site.get("/v1/models", headers=given).status_code == 401

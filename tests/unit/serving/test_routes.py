@@ -1,0 +1,229 @@
+"""OpenAI's API, asked by OpenAI's own client and by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rlhf.config.serving import ServingConfig
+from rlhf.serving import create_app
+from rlhf.serving.model_routes import Source
+from tests.unit.serving.conftest import build_model
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Once upon a time"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory) -> str:
+    """A model folder."""
+    path = tmp_path_factory.mktemp("served") / "tiny"
+    build_model(tokenizer).policy.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def site(folder) -> Iterator[TestClient]:
+    config = ServingConfig(compiled=False, max_completions=4, request_timeout_seconds=60)
+    with TestClient(create_app(models={"tiny": Source(folder)}, config=config)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def openai(site):
+    """OpenAI's own client, over the application without a socket."""
+    module = pytest.importorskip("openai", reason="pip install openai: its client is what people use")
+    import httpx2
+
+    def send(request: Any) -> Any:
+        answer = site.request(request.method, str(request.url.path), content=request.read(), headers=dict(request.headers))
+        return httpx2.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+
+    return module.OpenAI(
+        base_url="http://testserver/v1", api_key="none", max_retries=0,
+        http_client=httpx2.Client(transport=httpx2.MockTransport(send)),
+    )  # fmt: skip
+
+
+def ask(site: TestClient, path: str = CHAT, **keys: Any) -> Any:
+    body = {"model": "tiny", "max_tokens": 6, "seed": 1}
+    body |= {"messages": MESSAGES} if path == CHAT else {"prompt": "Once upon"}
+    return site.post(path, json={key: value for key, value in {**body, **keys}.items() if value is not ...})
+
+
+def test_the_client_reads_a_completion_its_usage_and_its_weights(openai, site):
+    answer = openai.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=6, seed=1, logprobs=True, top_logprobs=2, n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage.completion_tokens == sum(len(choice.logprobs.content) for choice in answer.choices)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert all(len(token.top_logprobs) == 2 for token in answer.choices[0].logprobs.content)
+    weights = site.get("/v1/models").json()["data"][0]["fingerprint"]
+    assert answer.system_fingerprint == f"fp_{weights[:10]}"
+    assert ask(site).headers["X-Model-Fingerprint"] == weights
+
+
+def test_a_stream_says_what_the_whole_answer_says_and_its_usage_last(openai):
+    how = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9, "seed": 4, "n": 2}
+    whole = openai.chat.completions.create(**how)
+    chunks = list(openai.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+    texts = ["", ""]
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks[:-1] if chunk.choices[0].finish_reason]
+    assert sorted(reasons) == sorted(choice.finish_reason for choice in whole.choices)
+
+
+def test_texts_and_tokens_are_completed_each_by_itself(openai, tokenizer):
+    texts = ["Once upon", "There was"]
+    together = openai.completions.create(model="tiny", prompt=texts, max_tokens=5, temperature=0, n=2, logprobs=1)
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3]
+    alone = openai.completions.create(model="tiny", prompt=tokenizer(texts[1])["input_ids"], max_tokens=5, temperature=0)
+    assert together.choices[2].text == together.choices[3].text == alone.choices[0].text
+    logprobs = together.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == len(logprobs.top_logprobs)
+
+
+def test_the_same_seed_gives_the_same_answer_and_none_gives_others(site):
+    first, second = (ask(site, max_tokens=20).json()["choices"] for _ in range(2))
+    assert first == second
+    texts = {ask(site, seed=None, max_tokens=20).json()["choices"][0]["message"]["content"] for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_a_stop_text_ends_a_completion_and_is_left_out(site):
+    whole = ask(site, "/v1/completions", temperature=0, max_tokens=20, ignore_eos=True).json()["choices"][0]["text"]
+    stop = whole[5:8]
+    cut = ask(site, "/v1/completions", temperature=0, max_tokens=20, ignore_eos=True, stop=stop).json()["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+
+
+def test_a_bias_decides_the_token(site, tokenizer):
+    token = tokenizer("dog", add_special_tokens=False)["input_ids"][0]
+    answer = ask(site, "/v1/completions", logit_bias={str(token): 100}, max_tokens=3, ignore_eos=True, logprobs=0).json()
+    assert answer["choices"][0]["logprobs"]["tokens"] == [tokenizer.decode([token])] * 3
+
+
+def test_json_follows_its_schema(site):
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object", "properties": {"mood": {"enum": ["good", "bad"]}, "sure": {"type": "boolean"}},
+        "required": ["mood", "sure"], "additionalProperties": False,
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    for seed in range(3):
+        choice = ask(site, response_format=form, max_tokens=60, seed=seed).json()["choices"][0]
+        read = json.loads(choice["message"]["content"])
+        assert set(read) == {"mood", "sure"}
+        assert read["mood"] in ("good", "bad")
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("keys", "status", "code", "param"),
+    [
+        ({"model": "tinny"}, 404, "model_not_found", "model"),
+        ({"model": ...}, 400, "missing_required_parameter", "model"),
+        ({"messages": ...}, 400, "missing_required_parameter", "messages"),
+        ({"messages": []}, 400, "invalid_value", "messages"),
+        ({"messages": [{"role": "user"}]}, 400, "invalid_value", "messages.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "invalid_value", "messages.0.content"),
+        ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+        ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
+        ({"temprature": 1}, 400, "unknown_parameter", "temprature"),
+        ({"temperature": 3}, 400, "invalid_value", "temperature"),
+        ({"n": 5}, 400, "invalid_value", "n"),
+        ({"n": 0}, 400, "invalid_value", "n"),
+        ({"max_tokens": 100_000}, 400, "context_length_exceeded", None),
+        ({"stop": ["a"] * 17}, 400, "invalid_value", "stop"),
+        ({"stop": ""}, 400, "invalid_value", "stop"),
+        ({"logit_bias": {"999999": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
+        ({"response_format": {"type": "json_schema"}}, 400, "missing_required_parameter", "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, 400, "invalid_value", "response_format"),
+    ],
+)  # fmt: skip
+def test_what_is_not_done_is_refused_by_name(site, keys, status, code, param):
+    answer = ask(site, **keys)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["message"].endswith((".", "?"))
+
+
+def test_keys_that_ask_for_nothing_are_taken(site):
+    nothing = {"frequency_penalty": 0, "presence_penalty": 0.0, "tools": [], "user": "u", "store": False, "top_p": None, "echo": None}
+    assert ask(site, **nothing).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"{", b"[]", b'"x"', b"\xff\xfe", b""])
+def test_a_body_that_is_no_object_is_refused(site, sent: bytes):
+    answer = site.post(CHAT, content=sent, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "message" in answer.json()["error"]
+
+
+def test_other_addresses_and_other_names_of_the_server_are_refused_in_the_same_form(site):
+    assert site.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
+    answer = site.get("/v1/models", headers={"host": "evil.example"})
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+    assert site.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert site.get("/v1/models/other").status_code == 404
+
+
+def test_a_prompt_as_long_as_the_context_is_refused_before_it_is_queued(site):
+    answer = ask(site, "/v1/completions", prompt=[5] * 128, max_tokens=None)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_prometheus_reads_the_fields_names(site):
+    ask(site)
+    text = site.get("/metrics").text
+    for name in (
+        "num_requests_running", "num_requests_waiting", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_count",
+        "e2e_request_latency_seconds_sum", "prompt_tokens_total", "generation_tokens_total", "request_success_total",
+        "kv_cache_usage_perc", "prefix_cache_hits_total",
+    ):  # fmt: skip
+        assert f"rlhf:{name}" in text
+    assert site.get("/health").json() == {"status": "ok"}
+
+
+def test_who_is_too_many_is_told_when_to_come_again(folder):
+    config = ServingConfig(compiled=False, max_concurrent_requests=1, max_batch_size=1)
+    with TestClient(create_app(models={"tiny": Source(folder)}, config=config)) as site:
+        answers: list[Any] = []
+        several = [
+            threading.Thread(target=lambda: answers.append(ask(site, max_tokens=100, ignore_eos=True))) for _ in range(8)
+        ]
+        for one in several:
+            one.start()
+        for one in several:
+            one.join()
+    codes = sorted(answer.status_code for answer in answers)
+    assert codes[0] == 200
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+    assert {answer.json()["error"]["code"] for answer in refused} == {"queue_full"}
+
+
+def test_a_client_that_hangs_up_is_not_answered_any_more(folder):
+    config = ServingConfig(compiled=False)
+    app = create_app(models={"tiny": Source(folder)}, config=config)
+    with TestClient(app) as site:
+        with site.stream("POST", CHAT, json={"model": "tiny", "messages": MESSAGES, "stream": True, "ignore_eos": True}) as answer:
+            next(answer.iter_lines())
+        limit = time.monotonic() + 20
+        while app.state.engine.num_running and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert app.state.engine.num_running == 0
