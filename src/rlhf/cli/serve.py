@@ -26,24 +26,32 @@ def serve(
     settings: Overrides = None,
     also: Annotated[
         list[str] | None,
-        typer.Option("--model", help="A further model, as NAME=ALIAS or NAME=FOLDER; may be repeated.", metavar="NAME=MODEL"),
+        typer.Option(
+            "--model", help="A further model, as NAME=ALIAS or NAME=FOLDER; may be repeated.", metavar="NAME=MODEL"
+        ),
     ] = None,
     share: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name whose requests are shared out, sticky by user: live=champion:0.9,challenger:0.1", metavar="NAME=SHARES"
+            help="A name whose requests are shared out, sticky by user: live=champion:0.9,challenger:0.1",
+            metavar="NAME=SHARES",
         ),
     ] = None,
     registry: Annotated[Path, typer.Option(help="Folder of released models.")] = Path("registry"),
-    name: Annotated[str | None, typer.Option(help="What requests call the first model; by default as it is named here.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What requests call the first model; by default as it is named here.")
+    ] = None,
     keys: Annotated[
         str | None,
-        typer.Option(help="A store whose tokens are asked for as keys (`rlhf feedback token NAME`): a file, or postgresql://..."),
+        typer.Option(
+            help="A store whose tokens are asked for as keys (`rlhf feedback token NAME`): a file, or postgresql://..."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public_url: Annotated[
-        str | None, typer.Option(help="Where people reach the server if a proxy stands before it: https://api.example.org")
+        str | None,
+        typer.Option(help="Where people reach the server if a proxy stands before it: https://api.example.org"),
     ] = None,
     i_know: Annotated[
         bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")
@@ -104,7 +112,9 @@ def shares_of(text: str) -> tuple[str, dict[str, float]]:
             shares = {}
             break
     if not name or not shares or "" in shares:
-        raise ConfigError(f"--share {text}: write NAME=MODEL:SHARE,MODEL:SHARE, such as live=champion:0.9,challenger:0.1.")
+        raise ConfigError(
+            f"--share {text}: write NAME=MODEL:SHARE,MODEL:SHARE, such as live=champion:0.9,challenger:0.1."
+        )
     return name, shares
 
 
@@ -137,12 +147,17 @@ def _serve(
         web = web.model_copy(update={"port": server.getsockname()[1]})
         for name, (model, version) in app.state.routes.models().items():
             of_registry = f", version {version}" if version is not None else ""
-            print(f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {model.context:,} tokens ({model.how})")
+            print(
+                f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {model.context:,} tokens ({model.how})"
+            )
             if not model.tokenizer.chat_template:
                 print(f"! {name} has no chat template: it is given the texts of messages, a line each.")
         for name, of in app.state.routes.shares().items():
             print(f"{name}: " + ", ".join(f"{100 * share:g} % {other}" for other, share in of.items()))
-        print(f"OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at {web.base_url}/metrics. Ctrl-C stops.", flush=True)
+        print(
+            f"OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at {web.base_url}/metrics. Ctrl-C stops.",
+            flush=True,
+        )
         with contextlib.suppress(Interrupted):
             serve_connections(
                 app, server, behind_proxy=web.public_url is not None, shutdown_seconds=config.drain_seconds

@@ -216,9 +216,7 @@ class PagedKVCache:
         lengths = torch.tensor(wanted, device=self._memory.device)
         longest = max(wanted)
         widest = -(-longest // self.block_tokens)
-        table = torch.tensor(
-            [(s.blocks + [0] * widest)[:widest] for s in sequences], device=self._memory.device
-        ).long()
+        table = torch.tensor([(s.blocks + [0] * widest)[:widest] for s in sequences], device=self._memory.device).long()
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         keys, values = (
             memory.index_select(0, table.flatten()).view(len(sequences), -1, *memory.shape[2:])[:, :longest]

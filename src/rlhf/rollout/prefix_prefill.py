@@ -1,6 +1,6 @@
 """Reading prompts of which the beginning is known already, in one pass or in several. Axes as in ``cache``.
 
-    B  prompts in one pass      Q  most tokens that are read of one of them      J  most tokens of one of them, known ones included
+B  prompts in one pass      Q  most tokens that are read of one of them      J  most tokens of one of them, known ones included
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class ContinuedLayout:
             longest = keys.shape[2]
             for table, new in ((layer.prompt_keys, keys), (layer.prompt_values, values)):
                 table[first : first + len(new), :, :longest] = new
-                table[first : first + len(new), :, longest:] = 0  # memory as it was may hold NaN, which no mask can hide
+                table[first : first + len(new), :, longest:] = (
+                    0  # memory as it was may hold NaN, which no mask can hide
+                )
         out = attend(q, keys, values, self._mask(settings), settings, training=False)
         return out.transpose(1, 2).flatten(0, 1).index_select(0, self.own.places)
 

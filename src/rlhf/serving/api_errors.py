@@ -42,7 +42,12 @@ class APIError(Exception):
 
     def body(self) -> dict[str, Any]:
         """What is sent."""
-        error = {"message": self.message, "type": TYPES.get(self.status, "server_error"), "param": self.param, "code": self.code}
+        error = {
+            "message": self.message,
+            "type": TYPES.get(self.status, "server_error"),
+            "param": self.param,
+            "code": self.code,
+        }
         return {"error": error}
 
 

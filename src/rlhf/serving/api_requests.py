@@ -142,7 +142,10 @@ def body_of(kind: type[Body], sent: Any) -> Body:
             value = taken.pop(key)
             if value is not None and value not in nothing:
                 raise APIError(
-                    400, f"{key} is not supported by this server; leave it out.", code="unsupported_parameter", param=key
+                    400,
+                    f"{key} is not supported by this server; leave it out.",
+                    code="unsupported_parameter",
+                    param=key,
                 )
     for key in [key for key, value in taken.items() if value is None]:
         del taken[key]
@@ -151,7 +154,9 @@ def body_of(kind: type[Body], sent: Any) -> Body:
     except ValidationError as err:
         raise _fault(kind, err) from None
     if len(body.stops) > MOST_STOPS or any(not text for text in body.stops):
-        raise APIError(400, f"stop takes up to {MOST_STOPS} texts, none of them empty.", code="invalid_value", param="stop")
+        raise APIError(
+            400, f"stop takes up to {MOST_STOPS} texts, none of them empty.", code="invalid_value", param="stop"
+        )
     if isinstance(body, ChatBody) and body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs: true.", code="invalid_value", param="top_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -181,7 +186,10 @@ def _fault(kind: type[GenerationBody], err: ValidationError) -> APIError:
     if first["type"] == "extra_forbidden":
         known: Sequence[str] = list(kind.model_fields)
         return APIError(
-            400, f"{where} is not a key of this request.{did_you_mean(where, known)}", code="unknown_parameter", param=where
+            400,
+            f"{where} is not a key of this request.{did_you_mean(where, known)}",
+            code="unknown_parameter",
+            param=where,
         )
     if first["type"] == "missing":
         return APIError(400, f"{where} is missing.", code="missing_required_parameter", param=where)

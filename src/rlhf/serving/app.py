@@ -169,7 +169,9 @@ def _refused(_: Request, err: Exception) -> Response:
 def _http_error(_: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
     detail: Any = "There is nothing at this address." if err.status_code == 404 else err.detail
-    return error_response(APIError(err.status_code, str(detail), code="unknown_url" if err.status_code == 404 else None))
+    return error_response(
+        APIError(err.status_code, str(detail), code="unknown_url" if err.status_code == 404 else None)
+    )
 
 
 def _not_json(_: Request, err: Exception) -> Response:

@@ -29,7 +29,9 @@ def the_client(request: Request) -> str:
     from rlhf.store import access
 
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    name = access.api_token_name(store.engine, secret.strip()) if scheme.lower() == "bearer" and secret.strip() else None
+    name = (
+        access.api_token_name(store.engine, secret.strip()) if scheme.lower() == "bearer" and secret.strip() else None
+    )
     if name is None:
         if not state.limiter.hit(state.wrong_key_rate, "wrong-key", address):
             raise APIError(429, "Too many requests without a valid key.", code="rate_limit_exceeded", retry_after=60)
@@ -39,5 +41,7 @@ def the_client(request: Request) -> str:
             code="invalid_api_key",
         )
     if not state.limiter.hit(state.request_rate, "requests", name):
-        raise APIError(429, f"The key of {name!r} has used up its requests for now.", code="rate_limit_exceeded", retry_after=10)
+        raise APIError(
+            429, f"The key of {name!r} has used up its requests for now.", code="rate_limit_exceeded", retry_after=10
+        )
     return name

@@ -207,9 +207,7 @@ async def _answer(request: Request, body: GenerationBody, asked: list[Asked], fo
     return JSONResponse(form.head(form.whole) | {"choices": choices, "usage": usage.told()}, headers=headers)
 
 
-async def _stream(
-    request: Request, body: GenerationBody, asked: list[Asked], form: _Form
-) -> AsyncIterator[str]:
+async def _stream(request: Request, body: GenerationBody, asked: list[Asked], form: _Form) -> AsyncIterator[str]:
     """Server-sent events."""
     usage = _Usage(prompt=sum(one.num_prompt_tokens for one in asked))
     with_usage = body.stream_options is not None and body.stream_options.include_usage

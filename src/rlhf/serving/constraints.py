@@ -36,7 +36,11 @@ class JsonConstraint:
     def mask(self, logits: Tensor) -> None:
         """Rule out, in place, what may not come next in logits [V]."""
         allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-        allowed = np.resize(allowed, len(logits)) if len(allowed) >= len(logits) else np.pad(allowed, (0, len(logits) - len(allowed)))
+        allowed = (
+            np.resize(allowed, len(logits))
+            if len(allowed) >= len(logits)
+            else np.pad(allowed, (0, len(logits) - len(allowed)))
+        )
         logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), -math.inf)
 
     def accept(self, token: int) -> bool:

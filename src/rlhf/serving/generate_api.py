@@ -105,7 +105,12 @@ class Generation:
             APIError: It does not fit, asks for what there is not, or there is no room in the queue.
         """
         if body.n > self.max_completions:
-            raise APIError(400, f"n is {body.n}; this server gives at most {self.max_completions}.", code="invalid_value", param="n")
+            raise APIError(
+                400,
+                f"n is {body.n}; this server gives at most {self.max_completions}.",
+                code="invalid_value",
+                param="n",
+            )
         most = model.context - len(ids)
         wanted = body.most_tokens
         if not ids or most < 1 or (wanted is not None and wanted > most):
@@ -194,7 +199,9 @@ def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]
         APIError: The prompt is empty, holds tokens that the model does not know, or the template refuses it.
     """
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-        wrong = next((token for token in prompt if not isinstance(token, int) or not 0 <= token < model.vocabulary), None)
+        wrong = next(
+            (token for token in prompt if not isinstance(token, int) or not 0 <= token < model.vocabulary), None
+        )
         if wrong is not None:
             message = f"prompt holds the token {wrong!r}; the model's are 0 to {model.vocabulary - 1}."
             raise APIError(400, message, code="invalid_value", param="prompt")
@@ -219,7 +226,12 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
         kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
         if kinds - {"text"}:
             param = f"messages.{number}.content"
-            raise APIError(400, f"{param} holds parts other than text, which this server does not take.", code="invalid_value", param=param)
+            raise APIError(
+                400,
+                f"{param} holds parts other than text, which this server does not take.",
+                code="invalid_value",
+                param=param,
+            )
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) or not isinstance(message.get("role"), str):
         param = f"messages.{number}"
@@ -231,5 +243,7 @@ def _too_long(model: ServedModel, length: int, wanted: int | None) -> APIError:
     if not length:
         return APIError(400, "The prompt has no tokens.", code="invalid_value", param="prompt")
     asked = f" and {wanted} tokens of completion were asked for" if wanted is not None else ""
-    message = f"This model takes {model.context} tokens of prompt and completion; the prompt has {length}{asked}. Shorten it."
+    message = (
+        f"This model takes {model.context} tokens of prompt and completion; the prompt has {length}{asked}. Shorten it."
+    )
     return APIError(400, message, code="context_length_exceeded")

@@ -237,9 +237,7 @@ class LiveBatch:
         reason: FinishReason | None = None
         is_end = token in self._eos and not row.request.ignore_eos
         text = "" if is_end else row.stream.push(token)
-        if is_end or row.stream.is_stopped:
-            reason = "stop"
-        elif row.constraint is not None and not row.constraint.accept(token):
+        if is_end or row.stream.is_stopped or not _may_go_on(row, token):
             reason = "stop"
         elif row.age >= row.request.sampling.max_new_tokens:
             reason = "length"
@@ -257,6 +255,11 @@ class LiveBatch:
         )
 
 
+def _may_go_on(row: Row, token: int) -> bool:
+    """Whether what the row must obey leaves room for more."""
+    return row.constraint is None or bool(row.constraint.accept(token))
+
+
 def needed_tokens(request: GenerationRequest) -> int:
     """Keys and values that a request may come to hold."""
     return len(request.prompt) + request.num_samples * request.sampling.max_new_tokens
@@ -264,9 +267,7 @@ def needed_tokens(request: GenerationRequest) -> int:
 
 def _kind_of(sampling: SamplingConfig) -> str:
     """Rows of one kind are drawn together."""
-    return repr(
-        (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
-    )
+    return repr((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty))
 
 
 def _logprobs_of(row: Tensor, token: int, most: int) -> TokenLogprobs:

@@ -154,7 +154,9 @@ class ModelRoutes:
                 except Exception as err:  # whatever is wrong with the new weights, the old ones go on
                     route.refused = version
                     self._metrics.swaps.labels(outcome="refused").inc()
-                    log.error("%s goes on with version %s: version %s can't be served: %s", name, route.version, version, err)
+                    log.error(
+                        "%s goes on with version %s: version %s can't be served: %s", name, route.version, version, err
+                    )
                     continue
                 with self._lock:
                     route.model, route.version, route.refused = model, version, None

@@ -95,9 +95,7 @@ def test_a_prompt_can_be_read_in_parts_of_any_size():
     assert sizes == [7, 7, 7, 7]
     decoder.read_ahead(reading, 100)
     assert reading.num_unread == 1, "the last token is read when its row joins"
-    torch.testing.assert_close(
-        decoder.join([reading], np.arange(1)), whole(model, [long], [])[0], rtol=0, atol=1e-11
-    )
+    torch.testing.assert_close(decoder.join([reading], np.arange(1)), whole(model, [long], [])[0], rtol=0, atol=1e-11)
 
 
 @torch.no_grad()

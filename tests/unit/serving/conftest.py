@@ -85,7 +85,9 @@ def start(answers) -> Iterator[Callable[..., ServingEngine]]:
         engine.close()
 
 
-def ask(name: str, prompt: list[int], *, seed: int = 0, num_samples: int = 1, client: str = "", **sampling: Any) -> GenerationRequest:
+def ask(
+    name: str, prompt: list[int], *, seed: int = 0, num_samples: int = 1, client: str = "", **sampling: Any
+) -> GenerationRequest:
     """A request that goes on to its limit of tokens."""
     return GenerationRequest(
         id=name, prompt=prompt, sampling=SamplingConfig(**{"max_new_tokens": 12, **sampling}), seed=seed,

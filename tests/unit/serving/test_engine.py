@@ -24,10 +24,11 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 def test_an_answer_does_not_depend_on_what_else_is_asked(model, answers, start):
     engine = start(max_batch_size=4, chunk_tokens=8)
+    how = [{"temperature": t, "top_p": p} for t, p in ((0.0, 1.0), (1.0, 0.9), (0.7, 1.0), (0.0, 1.0), (1.0, 1.0), (0.7, 0.9), (1.0, 1.0))]
     asked = [
-        ask(f"r{number}", ids, seed=number % 2, num_samples=1 + number % 2, temperature=(0.0, 1.0, 0.7)[number % 3], top_p=(1.0, 0.9)[number % 2])
+        ask(f"r{number}", ids, seed=number % 2, num_samples=1 + number % 2, **how[number])
         for number, ids in enumerate(prompts(3, 30, 17, 17, 5, 44, 9))
-    ]  # fmt: skip
+    ]
     for request in asked:
         engine.submit(model, request)
     assert engine.drain(60)
@@ -90,7 +91,9 @@ def test_a_beginning_in_common_is_read_once(model, answers, start):
     for name, ids in (("warm-up", prompts(2)[0]), ("one", first), ("two", second)):
         engine.submit(model, ask(name, ids))
         answers.wait(lambda n=name: n in answers.order)
-    accepted = {name: event for name, events in answers.events.items() for event in events if isinstance(event, Accepted)}
+    accepted = {
+        name: event for name, events in answers.events.items() for event in events if isinstance(event, Accepted)
+    }
     assert (accepted["one"].cached_tokens, accepted["two"].cached_tokens) == (0, 40)
 
 
@@ -129,12 +132,16 @@ def test_a_request_that_takes_too_long_fails_by_name(model, answers, start):
     assert [failed.failure for failed in answers.failures("waits")] == [Failure.TIMEOUT]
 
 
+def submit_until_refused(engine, model, ids: list[int]) -> None:
+    for number in range(10):
+        engine.submit(model, ask(f"r{number}", ids, max_new_tokens=LONG))
+
+
 def test_a_full_queue_refuses(model, start):
     engine = start(max_batch_size=1, max_waiting=2)
     (ids,) = prompts(5)
     with pytest.raises(QueueFullError):
-        for number in range(5):
-            engine.submit(model, ask(f"r{number}", ids, max_new_tokens=LONG))
+        submit_until_refused(engine, model, ids)
 
 
 def test_who_comes_after_the_end_is_refused_and_who_was_there_is_answered(model, answers, start):
@@ -196,7 +203,9 @@ def test_a_model_that_takes_no_rows_midway_answers_one_batch_after_the_other(ans
     from rlhf.serving.served_model import ServedModel
 
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=2, pad_token_id=0)
+    config = MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=2, pad_token_id=0
+    )
     model = ServedModel(PolicyModel(MambaForCausalLM(config), tokenizer), "mamba")
     assert not model.shares_prefixes
     engine = start(max_batch_size=2)

@@ -118,7 +118,10 @@ def test_no_request_is_lost_while_the_weights_change(registry, folders):
 
         def keep_asking() -> None:
             while not stop.is_set():
-                got = site.post("/v1/completions", json={"model": "champion", "prompt": "Once", "max_tokens": 20, "ignore_eos": True})
+                got = site.post(
+                    "/v1/completions",
+                    json={"model": "champion", "prompt": "Once", "max_tokens": 20, "ignore_eos": True},
+                )
                 answers.append((got.status_code, got.headers.get("X-Model-Fingerprint", "")))
 
         several = [threading.Thread(target=keep_asking) for _ in range(3)]
@@ -148,7 +151,12 @@ def test_with_keys_nobody_comes_in_without_one(folders, tmp_path):
 
     with PreferenceStore(str(tmp_path / "keys.db")) as store:
         key = access.add_api_token(store.engine, "app")
-        app = create_app(models={"m": Source(str(folders[0]))}, config=ServingConfig(compiled=False), key_store=store, requests="4/minute")
+        app = create_app(
+            models={"m": Source(str(folders[0]))},
+            config=ServingConfig(compiled=False),
+            key_store=store,
+            requests="4/minute",
+        )
         with TestClient(app) as site:
             assert site.get("/health").status_code == 200
             for path in ("/v1/models", "/metrics"):

@@ -42,7 +42,9 @@ def openai(site):
     import httpx2
 
     def send(request: Any) -> Any:
-        answer = site.request(request.method, str(request.url.path), content=request.read(), headers=dict(request.headers))
+        answer = site.request(
+            request.method, str(request.url.path), content=request.read(), headers=dict(request.headers)
+        )
         return httpx2.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
 
     return module.OpenAI(
@@ -58,7 +60,9 @@ def ask(site: TestClient, path: str = CHAT, **keys: Any) -> Any:
 
 
 def test_the_client_reads_a_completion_its_usage_and_its_weights(openai, site):
-    answer = openai.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=6, seed=1, logprobs=True, top_logprobs=2, n=2)
+    answer = openai.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=6, seed=1, logprobs=True, top_logprobs=2, n=2
+    )
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.usage.completion_tokens == sum(len(choice.logprobs.content) for choice in answer.choices)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
@@ -88,10 +92,14 @@ def test_texts_and_tokens_are_completed_each_by_itself(openai, tokenizer):
     texts = ["Once upon", "There was"]
     together = openai.completions.create(model="tiny", prompt=texts, max_tokens=5, temperature=0, n=2, logprobs=1)
     assert [choice.index for choice in together.choices] == [0, 1, 2, 3]
-    alone = openai.completions.create(model="tiny", prompt=tokenizer(texts[1])["input_ids"], max_tokens=5, temperature=0)
+    alone = openai.completions.create(
+        model="tiny", prompt=tokenizer(texts[1])["input_ids"], max_tokens=5, temperature=0
+    )
     assert together.choices[2].text == together.choices[3].text == alone.choices[0].text
     logprobs = together.choices[0].logprobs
-    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == len(logprobs.top_logprobs)
+    assert (
+        len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == len(logprobs.top_logprobs)
+    )
 
 
 def test_the_same_seed_gives_the_same_answer_and_none_gives_others(site):
@@ -110,7 +118,9 @@ def test_a_stop_text_ends_a_completion_and_is_left_out(site):
 
 def test_a_bias_decides_the_token(site, tokenizer):
     token = tokenizer("dog", add_special_tokens=False)["input_ids"][0]
-    answer = ask(site, "/v1/completions", logit_bias={str(token): 100}, max_tokens=3, ignore_eos=True, logprobs=0).json()
+    answer = ask(
+        site, "/v1/completions", logit_bias={str(token): 100}, max_tokens=3, ignore_eos=True, logprobs=0
+    ).json()
     assert answer["choices"][0]["logprobs"]["tokens"] == [tokenizer.decode([token])] * 3
 
 
@@ -162,7 +172,15 @@ def test_what_is_not_done_is_refused_by_name(site, keys, status, code, param):
 
 
 def test_keys_that_ask_for_nothing_are_taken(site):
-    nothing = {"frequency_penalty": 0, "presence_penalty": 0.0, "tools": [], "user": "u", "store": False, "top_p": None, "echo": None}
+    nothing = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "tools": [],
+        "user": "u",
+        "store": False,
+        "top_p": None,
+        "echo": None,
+    }
     assert ask(site, **nothing).status_code == 200
 
 
@@ -203,7 +221,8 @@ def test_who_is_too_many_is_told_when_to_come_again(folder):
     with TestClient(create_app(models={"tiny": Source(folder)}, config=config)) as site:
         answers: list[Any] = []
         several = [
-            threading.Thread(target=lambda: answers.append(ask(site, max_tokens=100, ignore_eos=True))) for _ in range(8)
+            threading.Thread(target=lambda: answers.append(ask(site, max_tokens=100, ignore_eos=True)))
+            for _ in range(8)
         ]
         for one in several:
             one.start()
@@ -221,7 +240,9 @@ def test_a_client_that_hangs_up_is_not_answered_any_more(folder):
     config = ServingConfig(compiled=False)
     app = create_app(models={"tiny": Source(folder)}, config=config)
     with TestClient(app) as site:
-        with site.stream("POST", CHAT, json={"model": "tiny", "messages": MESSAGES, "stream": True, "ignore_eos": True}) as answer:
+        with site.stream(
+            "POST", CHAT, json={"model": "tiny", "messages": MESSAGES, "stream": True, "ignore_eos": True}
+        ) as answer:
             next(answer.iter_lines())
         limit = time.monotonic() + 20
         while app.state.engine.num_running and time.monotonic() < limit:
