@@ -34,6 +34,7 @@ from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOption
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
+from rlhf.pipeline.trace_lineage import keep_trace_lists
 from rlhf.pipeline.validate.independence import find_leakage, find_shared_judge
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.rewards.in_memory import is_in_memory, warning_about
@@ -223,6 +224,7 @@ class Pipeline:
             self._signals.check()  # a library that catches everything may have caught what a signal raised
             self._check_inputs(plan)
             folder = self.run_dir / plan.name
+            keep_trace_lists(folder, plan.made_from.parents)
             files = stage_files(folder)
             artifact = Artifact(
                 stage=plan.name,
