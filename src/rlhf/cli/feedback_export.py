@@ -292,7 +292,7 @@ def _remember(
 ) -> None:
     """The file in the store, which must reach it when somebody is to be forgotten, and the traces of its rows next to it."""
     from rlhf.feedback.trace_files import write_traces
-    from rlhf.store.exports import keep_export
+    from rlhf.store.exported_files import keep_export
 
     write_traces(output, rows or [])
     keep_export(store.engine, output, layout, number)

@@ -53,24 +53,24 @@ def forget(
         raise ConfigError("Name either a user or a conversation (--trace ID).")
     with opened_store(store) as opened:
         found = forget_somebody(opened, user or "", program=program, trace_id=trace or "", dry_run=dry_run)
-    learned = learned_from(runs, traces=found.traces, hashes=found.hashes)
+    learned = learned_from(runs, traces=found.traces, hashes=found.hashes) if runs.is_dir() else None
     if as_json:
         print(json.dumps(_as_dict(found, learned, dry_run), indent=2, ensure_ascii=False))
         return
     _say(found, learned, dry_run)
 
 
-def _as_dict(found: Forgetting, learned: list[Learned], dry_run: bool) -> dict[str, Any]:
+def _as_dict(found: Forgetting, learned: list[Learned] | None, dry_run: bool) -> dict[str, Any]:
     held = found.held
     return {
         "dry_run": dry_run, "judgments": held.num_judgments, "judgments_of_others": held.num_of_others, "tasks": len(held.tasks),
         "tasks_kept": len(held.shared_tasks), "events": len(held.events), "traces": len(found.traces),
         "files": [{"path": str(f.path), "state": f.state, "removed": f.num_removed, "rows": f.num_rows} for f in found.files],
-        "learned": [one.to_dict() for one in learned], "not_reached": list(NOT_REACHED),
+        "learned": None if learned is None else [one.to_dict() for one in learned], "not_reached": list(NOT_REACHED),
     }  # fmt: skip
 
 
-def _say(found: Forgetting, learned: list[Learned], dry_run: bool) -> None:
+def _say(found: Forgetting, learned: list[Learned] | None, dry_run: bool) -> None:
     from rlhf.data.message_text import counted
 
     if found.scrubbed_only:
@@ -91,9 +91,11 @@ def _say(found: Forgetting, learned: list[Learned], dry_run: bool) -> None:
         )
     for file in found.files:
         print(printable(f"file {file.words()}"))
-    for one in learned:
+    if learned is None:
+        print("Which runs learned from it was not looked up: there is no folder of runs (--runs).")
+    for one in learned or ():
         print(printable(f"! learned from it: {one.words()}"))
-    if any(one.weights for one in learned):
+    if any(one.weights for one in learned or ()):
         print(
             "These weights can't forget. Train them again from the files as they are now (`rlhf run RECIPE` does what depends on a changed "
             "file), and delete the old ones: `rlhf runs clean`, `rlhf registry`."

@@ -98,7 +98,7 @@ def import_(
         if rules is not None:
             _refuse_for_traces(file[0], name, kind, gold)
             from rlhf.feedback.trace_imports import read_traces, store_pseudonyms
-            from rlhf.store.forget import forgotten_people
+            from rlhf.store.deletion import forgotten_people
 
             found: SourceItems = (
                 traces := read_traces(

@@ -6,6 +6,9 @@ command goes on. What can't be reached is said: weights that learned from it, co
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +22,7 @@ from rlhf.data.encoding import open_bytes
 from rlhf.data.readers import FileFormat
 from rlhf.data.row_kinds import parse_row
 from rlhf.data.sources import file_format
-from rlhf.data.write import write_rows
+from rlhf.data.write import columns_of, write_rows
 from rlhf.errors import DataError
 from rlhf.feedback.exchange.formats import FORMATS
 from rlhf.feedback.exchange.lines import Line, lines_of
@@ -28,8 +31,8 @@ from rlhf.feedback.production import rows_of_events
 from rlhf.feedback.trace_files import Trace, list_path, read_trace_list, traces_of, write_trace_list
 from rlhf.feedback.trace_imports import USER, store_pseudonyms
 from rlhf.files import private_files, write_aside
-from rlhf.store.exports import Export, exports_of, keep_export
-from rlhf.store.forget import TEXT_OF, TRACE_USER, OfSomebody, delete_held, held_of, is_pending, scrub, tasks_numbered
+from rlhf.store.exported_files import Export, exports_of, keep_export
+from rlhf.store.deletion import TEXT_OF, TRACE_USER, OfSomebody, delete_held, held_of, is_pending, scrub, tasks_numbered
 from rlhf.store.values import Task
 
 if TYPE_CHECKING:
@@ -248,8 +251,6 @@ def _write_without(path: Path, flags: list[bool]) -> None:
             pq.write_table(table.filter([not flag for flag in flags]), aside)
         return
     if known is FileFormat.JSONL:
-        import gzip
-
         with open_bytes(path) as file:
             lines = [line for line in file if line.strip()]
         kept = b"".join(line for line, flag in zip(lines, flags, strict=True) if not flag)
@@ -257,7 +258,16 @@ def _write_without(path: Path, flags: list[bool]) -> None:
             aside.write_bytes(gzip.compress(kept) if path.name.endswith(".gz") else kept)
         return
     rows = [line.cells for line, flag in zip(lines_of(path), flags, strict=True) if isinstance(line, Line) and not flag]
-    write_rows(path, rows)
+    if known is not FileFormat.CSV:
+        write_rows(path, rows)
+        return
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns_of(rows), restval="")
+    table.writeheader()
+    table.writerows(rows)  # texts as they stood there: lists of messages are JSON text already
+    written = text.getvalue().encode()
+    with write_aside(path) as aside:
+        aside.write_bytes(gzip.compress(written) if path.name.endswith(".gz") else written)
 
 
 def _clean_list(path: Path, rows: _Rows, dry_run: bool) -> None:

@@ -47,7 +47,7 @@ def _secrets() -> Finder:
     require("detect_secrets", extra=EXTRA, needed_for="Looking for secrets in texts")
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class as detectors
 
-    plugins = [made() for name, made in sorted(detectors().items()) if name not in NOT_TRIED]
+    plugins: list[Any] = [made() for name, made in sorted(detectors().items()) if name not in NOT_TRIED]
 
     def find(text: str) -> Iterator[str]:
         if "PRIVATE KEY" in text:
@@ -72,9 +72,11 @@ def _phones() -> Finder:
 
 
 def _by_check_digits(pattern: re.Pattern[str], module: str) -> Callable[[], Finder]:
+    """What looks like a number of that kind, and has its check digits or the parts that one may have."""
+
     def build() -> Finder:
         checks = require(f"stdnum.{module}", extra=EXTRA, needed_for="Looking for account and card numbers in texts")
-        return lambda text: (match[0] for match in pattern.finditer(text) if checks.is_valid(match[0]))
+        return lambda text: (match[0] for match in pattern.finditer(text) if checks.is_valid(re.sub(r"[ -]", "", match[0])))
 
     return build
 

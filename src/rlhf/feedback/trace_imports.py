@@ -25,7 +25,7 @@ from rlhf.feedback.identity import content_id, merged
 from rlhf.feedback.judgment_origin import TRACE
 from rlhf.feedback.personal_data import Findings, PersonalData
 from rlhf.feedback.tasks import STDIN, SourceItems
-from rlhf.store.forget import TEXT_OF, TRACE_USER
+from rlhf.store.deletion import TEXT_OF, TRACE_USER
 from rlhf.store.items import Item, ItemJudgment, check_item
 from rlhf.store.values import MAX_NAME, MAX_TEXT, Response, Task
 
@@ -163,7 +163,8 @@ def _with_consent(reading: Reading, path: str) -> list[Opinion]:
         return reading.opinions
     kept = []
     for one in reading.opinions:
-        if value_at(one.record, path) in (True, "true"):
+        value = value_at(one.record, path)
+        if value is True or value == "true":
             kept.append(one)
         else:
             reading.no_row(one.where, f"{NO_CONSENT} ({path})")

@@ -124,7 +124,7 @@ class AssignmentRow(Base):
 
 
 class JudgmentRow(Base):
-    """What somebody said. Never changed, and deleted only where its author is forgotten (``rlhf.store.forget``)."""
+    """What somebody said. Never changed, and deleted only where its author is forgotten (``rlhf.store.deletion``)."""
 
     __tablename__ = "judgements"
     number: Mapped[int] = mapped_column(primary_key=True)

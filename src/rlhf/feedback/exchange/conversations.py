@@ -308,18 +308,9 @@ def pairs_of_thumbs(opinions: Sequence[Opinion]) -> list[Opinion]:
                 known.add((user, prompt, texts))
                 trace = {**good.trace, "rejected": dict(bad.trace)}
                 made_at = max((moment for moment in (good.made_at, bad.made_at) if moment is not None), default=None)
-                pairs.append(
-                    Opinion(
-                        where=good.where,
-                        prompt=good.prompt,
-                        answers=answers,
-                        **FIRST_IS_BETTER,
-                        trace=trace,
-                        record=good.record,
-                        user=user,
-                        comment=good.comment,
-                        made_at=made_at,
-                        columns=good.columns,
-                    )  # fmt: skip
-                )
+                pair = Opinion(
+                    where=good.where, prompt=good.prompt, answers=answers, **FIRST_IS_BETTER, trace=trace, record=good.record, user=user,
+                    comment=good.comment, made_at=made_at, columns=good.columns,
+                )  # fmt: skip
+                pairs.append(pair)
     return pairs

@@ -117,8 +117,8 @@ def _session(session: _Session, reading: Reading) -> None:
         last = branch[-1]
         model = text_at(last, "model", where) or None
         # one list for each question: answers of several branches are siblings
-        group = answers.setdefault(repr(prompt), (prompt, []))
-        group[1].append((Answer(messages=answered, model=model), last, places[id(last)]))
+        siblings = answers.setdefault(repr(prompt), (prompt, []))[1]
+        siblings.append((Answer(messages=answered, model=model), last, places[id(last)]))
     for prompt, group in answers.values():
         judged = [label_of(_verdict(header, last, reading.label_field)) for _, last, _ in group]
         for (answer, last, at), label in zip(group, judged, strict=True):
@@ -134,10 +134,10 @@ def _session(session: _Session, reading: Reading) -> None:
             elif len(group) == 1:
                 reading.take(Opinion(answers=[answer], kind=TaskKind.BINARY, value=None, **about))
         if len(group) > 1 and not reading.label_field:
-            for (first, last, at), (second, other, _) in combinations(group, 2):
+            for (first, one, at), (second, other, _) in combinations(group, 2):
                 trace = {
                     "trace_id": trace_id,
-                    "message_id": text_at(last, "id", where),
+                    "message_id": text_at(one, "id", where),
                     "sibling_id": text_at(other, "id", where),
                 }
                 reading.take(

@@ -97,8 +97,13 @@ def from_langfuse(lines: Sequence[Line | RowError], reading: Reading) -> None:
             else:
                 judged.add(said.where)
                 _score(line, said, numbers, export, reading)
-    for said in export.observations.values():
-        if said.where not in judged and said.cells.get("type") == "GENERATION":
+    for said in [*export.observations.values(), *export.traces.values()]:
+        if said.where in judged:
+            continue
+        if said.cells.get("type") != "GENERATION":
+            kind = said.cells.get("type") if "trace_id" in said.cells else "TRACE"
+            reading.no_row(said.where, f"a row of type {kind if isinstance(kind, str) else 'unknown'} without a user's score")
+        else:
             with reading.one(said.where, "an observation of Langfuse"):
                 about = _about(said, said, export)
                 if about is not None:

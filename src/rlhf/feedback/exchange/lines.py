@@ -16,7 +16,6 @@ from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import did_you_mean
 from rlhf.store.items import Item
 
-
 WHOLE_RECORDS = frozenset({"steps", "resourceSpans", "resourceLogs"})
 """Columns of records that are a file of their own: agents' trajectories and OTLP JSON."""
 

@@ -174,13 +174,10 @@ class _Rated:
 
     def order(self, sides: Sequence[str]) -> Sequence[int] | None:
         """Places of two answers from left to right, where they stood side by side."""
-        columns = [self.messages[side].get("modelIdx") for side in sides]
-        if (
-            any(isinstance(column, bool) or not isinstance(column, int) for column in columns)
-            or columns[0] == columns[1]
-        ):
+        first, second = (self.messages[side].get("modelIdx") for side in sides)
+        if not isinstance(first, int) or not isinstance(second, int) or first == second:
             return None
-        return (0, 1) if columns[0] < columns[1] else (1, 0)
+        return (0, 1) if first < second else (1, 0)
 
 
 def _edits(

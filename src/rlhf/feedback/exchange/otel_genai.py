@@ -42,6 +42,7 @@ EVALUATION = "gen_ai.evaluation.result"
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 USERS = ("user.id", "enduser.id")
 TOOLS = "gen_ai.tool.definitions"
+TOLD_TWICE = "the same answer stands before it, in a span or an event"
 ENVELOPES = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 """How OTLP JSON nests spans and log records."""
 
@@ -106,6 +107,10 @@ def from_otel_genai(lines: Sequence[Line | RowError], reading: Reading) -> None:
                 continue
             judged.add(id(said))
             _evaluation(record, said, reading)
+    for record in records:
+        if record.name != EVALUATION and id(record) not in answers.taken:
+            twice = OUTPUT in record.attributes
+            reading.no_row(record.where, TOLD_TWICE if twice else "neither an answer of a model (with gen_ai.output.messages) nor an evaluation")
     for said in answers.all:
         if id(said) not in judged:
             with reading.one(said.where, "an operation of GenAI"):
@@ -117,6 +122,7 @@ class _Answers:
 
     def __init__(self, records: Sequence[_Record]) -> None:
         self.all: list[_Record] = []
+        self.taken: set[int] = set()
         self.by_response: dict[str, _Record] = {}
         self.by_span: dict[tuple[str, str], _Record] = {}
         for record in records:
@@ -131,6 +137,7 @@ class _Answers:
             if known is not None and (record.response_id or record.span_id):
                 continue
             self.all.append(record)
+            self.taken.add(id(record))
             if record.response_id:
                 self.by_response[record.response_id] = record
             if record.span_id:

@@ -230,9 +230,9 @@ def scrub(engine: Engine) -> None:
                 connection.close()
         else:
             tables = (JudgmentRow, AssignmentRow, ResponseRow, TaskRow, EventRow, SessionRow, UsedLinkRow, AnnotatorRow)
-            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as opened:
                 for table in tables:
-                    connection.execute(sa.text(f"VACUUM FULL {table.__tablename__}"))
+                    opened.execute(sa.text(f"VACUUM FULL {table.__tablename__}"))
     except Exception as err:
         if isinstance(err, StorageError):
             raise
