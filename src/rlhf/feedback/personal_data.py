@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from rlhf.data.message_text import counted
@@ -29,6 +30,8 @@ from rlhf.store.items import Item
 EXTRA = "privacy"
 REFUSE, MASK, KEEP = "refuse", "mask", "keep"
 ACTIONS = (REFUSE, MASK, KEEP)
+MAX_REMEMBERED = 10_000
+"""Texts that are not looked through again."""
 MAX_PLACES = 10
 """Places of a kind that are listed."""
 NOT_TRIED = frozenset({"Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"})
@@ -153,16 +156,24 @@ class PersonalData:
         self.action = action
         self.finders = {kind: build() for kind, build in FINDERS.items()}
         self.findings = Findings()
+        # the beginning of a conversation comes again with each of its answers
+        self._looked_through = lru_cache(MAX_REMEMBERED)(self._look_through)
 
     def text(self, text: str, where: str) -> str:
         """A text as it may be kept, with what was found in it noted."""
+        masked, kinds = self._looked_through(text)
+        for kind in kinds:
+            self.findings.add(kind, where)
+        return masked if self.action == MASK else text
+
+    def _look_through(self, text: str) -> tuple[str, tuple[str, ...]]:
+        """A text with its values masked, and the kind of each."""
+        kinds: list[str] = []
         for kind, find in self.finders.items():
-            values = sorted(set(find(text)), key=len, reverse=True)
-            for value in values:
-                self.findings.add(kind, where)
-                if self.action == MASK:
-                    text = text.replace(value, f"[{kind}]")
-        return text
+            for value in sorted(set(find(text)), key=len, reverse=True):
+                kinds.append(kind)
+                text = text.replace(value, f"[{kind}]")
+        return text, tuple(kinds)
 
     def value(self, value: Any, where: str) -> Any:
         """The same for all texts inside a value, keys of objects apart."""

@@ -101,7 +101,7 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
         inside = path.resolve().relative_to(folder).as_posix()
     else:
         folder, inside = _copy_of(path, Path(runs))
-    artifact = _record(folder)
+    artifact = record_of(folder)
     assert artifact is not None  # both ways of finding the folder read it
     run = run_of(folder)
     stage = _stage(run, folder, artifact, shown={})
@@ -113,10 +113,10 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
 
 def stage_folder(path: Path) -> Path | None:
     """The folder of the stage that a path lies in."""
-    return next((folder for folder in (path, *path.parents) if _record(folder) is not None), None)
+    return next((folder for folder in (path, *path.parents) if record_of(folder) is not None), None)
 
 
-def _record(folder: Path) -> Artifact | None:
+def record_of(folder: Path) -> Artifact | None:
     """Of a stage's folder; of an unfinished stage, whose checkpoints have an origin too, what it is made from."""
     if (artifact := Artifact.read(folder)) is not None or (started := Started.read(folder)) is None:
         return artifact

@@ -208,6 +208,7 @@ class Pipeline:
                 )
             folder.mkdir()
         Started(plan.made_from, plan.contents, plan.asked).write(folder)
+        keep_trace_lists(folder, plan.made_from.parents)
         artifact = self._make(plan)
         self._clear(plan.name)
         return artifact
@@ -224,7 +225,6 @@ class Pipeline:
             self._signals.check()  # a library that catches everything may have caught what a signal raised
             self._check_inputs(plan)
             folder = self.run_dir / plan.name
-            keep_trace_lists(folder, plan.made_from.parents)
             files = stage_files(folder)
             artifact = Artifact(
                 stage=plan.name,

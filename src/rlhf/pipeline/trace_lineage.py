@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.feedback.trace_files import Trace, read_trace_list, traces_of_file
 from rlhf.files import make_folder, write_json
-from rlhf.pipeline.artifacts import STAGE_INPUT, Artifact
+from rlhf.pipeline.artifacts import STAGE_INPUT, STARTED, Artifact
 
 FOLDER = "traces"
 WEIGHT_ENDS = (".safetensors", ".bin")
@@ -80,12 +80,12 @@ def learned_from(
         traces: Or traces.
         hashes: Or sha256 of data files, whatever traces they have.
     """
-    from rlhf.pipeline.lineage import all_stage_folders
+    from rlhf.pipeline.lineage import all_stage_folders, record_of
 
     wanted, contents = set(traces), {digest[:16] for digest in hashes if digest}
-    stages = {
-        folder: artifact for folder in all_stage_folders(Path(runs)) if (artifact := Artifact.read(folder)) is not None
-    }
+    unfinished = (file.parent for file in Path(runs).glob(f"*/*/{STARTED}"))  # whose checkpoints have weights, too
+    folders = dict.fromkeys([*all_stage_folders(Path(runs)), *unfinished])
+    stages = {folder: artifact for folder in folders if (artifact := record_of(folder)) is not None}
     found: dict[Path, Learned] = {}
     for folder, artifact in stages.items():
         for parent in artifact.parents.values():
@@ -93,13 +93,13 @@ def learned_from(
             listed = read_trace_list(folder / FOLDER / f"{digest}.json") if not source.startswith(STAGE_INPUT) else []
             number = sum(one in wanted or one.is_called(name) for one in listed)
             if number or digest in contents:
-                found.setdefault(folder, Learned(folder, artifact.key, source, _weights(artifact), number))
+                found.setdefault(folder, Learned(folder, artifact.key, source, _weights(folder, artifact), number))
     reached = True
     while reached:
         reached = False
         for folder, artifact in stages.items():
             if folder not in found and (before := next(_from(artifact, folder, found), None)) is not None:
-                found[folder] = Learned(folder, artifact.key, str(before.stage), _weights(artifact))
+                found[folder] = Learned(folder, artifact.key, str(before.stage), _weights(folder, artifact))
                 reached = True
     return list(found.values())
 
@@ -116,5 +116,6 @@ def _from(artifact: Artifact, folder: Path, found: Mapping[Path, Learned]) -> It
                 yield one
 
 
-def _weights(artifact: Artifact) -> tuple[str, ...]:
-    return tuple(name for name in artifact.files if name.endswith(WEIGHT_ENDS))
+def _weights(folder: Path, artifact: Artifact) -> tuple[str, ...]:
+    names = artifact.files or sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return tuple(name for name in names if name.endswith(WEIGHT_ENDS))
