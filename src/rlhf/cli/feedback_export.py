@@ -127,10 +127,7 @@ def export(
         if selection.simulated:
             print(f"! {selection.simulated}")
         if known.write_items is not None:
-            number = known.write_items(output, selection.items, selection.guidelines)
-            _remember(opened, output, layout, number)
-            said = counted(selection.num_judgments, "judgment")
-            print(f"{counted(number, 'task')} with {said} written to {output}.")
+            _write_tasks(opened, output, layout, known, selection)
             return
         notes = selection.notes(with_unjudged=unjudged, aggregated=aggregate is not None)
         if aggregate is None:
@@ -243,6 +240,17 @@ def _rows(selection: Selection, output: Path, layout: str, unjudged: bool) -> li
     return list(
         rows_of(selection.items, guidelines=selection.guidelines, flat=flat, with_unjudged=unjudged and is_ours)
     )
+
+
+def _write_tasks(store: PreferenceStore, output: Path, layout: str, known: Format, selection: Selection) -> None:
+    """Tasks and judgments as another tool's own."""
+    from rlhf.data.message_text import counted
+
+    assert known.write_items is not None
+    number = known.write_items(output, selection.items, selection.guidelines)
+    _remember(store, output, layout, number)
+    said = counted(selection.num_judgments, "judgment")
+    print(f"{counted(number, 'task')} with {said} written to {output}.")
 
 
 def _write_events(

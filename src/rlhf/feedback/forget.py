@@ -31,8 +31,8 @@ from rlhf.feedback.production import rows_of_events
 from rlhf.feedback.trace_files import Trace, list_path, read_trace_list, traces_of, write_trace_list
 from rlhf.feedback.trace_imports import USER, store_pseudonyms
 from rlhf.files import private_files, write_aside
-from rlhf.store.exported_files import Export, exports_of, keep_export
 from rlhf.store.deletion import TEXT_OF, TRACE_USER, OfSomebody, delete_held, held_of, is_pending, scrub, tasks_numbered
+from rlhf.store.exported_files import Export, exports_of, keep_export
 from rlhf.store.values import Task
 
 if TYPE_CHECKING:

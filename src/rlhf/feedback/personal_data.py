@@ -79,7 +79,9 @@ def _by_check_digits(pattern: re.Pattern[str], module: str) -> Callable[[], Find
 
     def build() -> Finder:
         checks = require(f"stdnum.{module}", extra=EXTRA, needed_for="Looking for account and card numbers in texts")
-        return lambda text: (match[0] for match in pattern.finditer(text) if checks.is_valid(re.sub(r"[ -]", "", match[0])))
+        return lambda text: (
+            match[0] for match in pattern.finditer(text) if checks.is_valid(re.sub(r"[ -]", "", match[0]))
+        )
 
     return build
 

@@ -20,7 +20,7 @@ from rlhf.models.checks import ADAPTER_FILE
 from rlhf.pipeline.archive import ENTRY, previous_of
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started, content_hash
 from rlhf.pipeline.runs import run_folders
-from rlhf.pipeline.trace_lineage import trace_list
+from rlhf.pipeline.trace_lists import trace_list
 
 WEIGHTS = ("*.safetensors", "*.bin")
 

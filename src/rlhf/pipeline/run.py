@@ -34,7 +34,7 @@ from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOption
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
-from rlhf.pipeline.trace_lineage import keep_trace_lists
+from rlhf.pipeline.trace_lists import keep_trace_lists
 from rlhf.pipeline.validate.independence import find_leakage, find_shared_judge
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.rewards.in_memory import is_in_memory, warning_about

@@ -1,7 +1,6 @@
 """From conversations to the weights that learned from them, and back.
 
-A stage keeps, for each data file that it reads, the list of traces its rows were made from (``traces/HASH.json`` in its folder;
-``rlhf.feedback.trace_files`` says where that list is from). A stage learned from a trace if one of its files has it, or if it
+A stage learned from a trace if one of its files has it, or if it
 goes on from a stage that did.
 """
 
@@ -12,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf.feedback.trace_files import Trace, read_trace_list, traces_of_file
-from rlhf.files import make_folder, write_json
+from rlhf.feedback.trace_files import Trace, read_trace_list
 from rlhf.pipeline.artifacts import STAGE_INPUT, STARTED, Artifact
+from rlhf.pipeline.lineage import all_stage_folders, record_of
+from rlhf.pipeline.trace_lists import FOLDER
 
-FOLDER = "traces"
 WEIGHT_ENDS = (".safetensors", ".bin")
 
 
@@ -44,31 +43,6 @@ class Learned:
         return {**asdict(self), "stage": str(self.stage), "weights": list(self.weights)}
 
 
-def keep_trace_lists(folder: Path, parents: Mapping[str, str]) -> None:
-    """Keep the lists of the files that a stage reads.
-
-    Args:
-        folder: Of the stage.
-        parents: As in ``MadeFrom``.
-    """
-    for parent in dict.fromkeys(parents.values()):
-        source, _, digest = parent.rpartition("@")
-        if source.startswith(STAGE_INPUT):
-            continue
-        if traces := traces_of_file(Path(source)):
-            make_folder(folder / FOLDER)
-            write_json(
-                folder / FOLDER / f"{digest}.json",
-                {"file": source, "content": digest, "traces": [asdict(one) for one in traces]},
-            )
-
-
-def trace_list(folder: Path, parent: str) -> tuple[Path, int] | None:
-    """The list that a stage keeps of one of its inputs, and how many traces it has; None where it keeps none."""
-    path = folder / FOLDER / f"{parent.rpartition('@')[2]}.json"
-    return (path, len(read_trace_list(path))) if path.is_file() else None
-
-
 def learned_from(
     runs: Path | str, *, name: str = "", traces: Collection[Trace] = (), hashes: Collection[str] = ()
 ) -> list[Learned]:
@@ -80,8 +54,6 @@ def learned_from(
         traces: Or traces.
         hashes: Or sha256 of data files, whatever traces they have.
     """
-    from rlhf.pipeline.lineage import all_stage_folders, record_of
-
     wanted, contents = set(traces), {digest[:16] for digest in hashes if digest}
     unfinished = (file.parent for file in Path(runs).glob(f"*/*/{STARTED}"))  # whose checkpoints have weights, too
     folders = dict.fromkeys([*all_stage_folders(Path(runs)), *unfinished])
@@ -117,5 +89,7 @@ def _from(artifact: Artifact, folder: Path, found: Mapping[Path, Learned]) -> It
 
 
 def _weights(folder: Path, artifact: Artifact) -> tuple[str, ...]:
-    names = artifact.files or sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    names = artifact.files or sorted(
+        file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()
+    )
     return tuple(name for name in names if name.endswith(WEIGHT_ENDS))

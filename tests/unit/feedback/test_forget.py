@@ -53,10 +53,13 @@ def store(place):
 def test_a_users_judgments_and_texts_go_and_others_stay(store):
     who = store_pseudonyms(store)("open-webui", "user-cem")
     looked = forget(store, "user-cem", dry_run=True)
-    assert (looked.held.num_judgments, len(looked.held.tasks)) == (3, 3) and len(items_of(store)) == 8
+    assert (looked.held.num_judgments, len(looked.held.tasks)) == (3, 3)
+    assert len(items_of(store)) == 8
     done = forget(store, "user-cem")
-    assert done.held.num_judgments == 3 and len(items_of(store)) == 5
-    assert who not in {judgment.annotator for judgment in store.judgments()} and not is_pending(store.engine)
+    assert done.held.num_judgments == 3
+    assert len(items_of(store)) == 5
+    assert who not in {judgment.annotator for judgment in store.judgments()}
+    assert not is_pending(store.engine)
     assert forgotten_people(store.engine).keys() == {who}
     with pytest.raises(DataError, match="user-cem"):
         forget(store, "user-cem")
@@ -75,9 +78,12 @@ def test_a_text_that_another_user_has_too_stays_with_their_judgment(store, tmp_p
     (tmp_path / "other.json").write_text(json.dumps([other]))
     bring(store, file=tmp_path / "other.json")
     done = forget(store, "user-cem")
-    assert len(done.held.shared_tasks) == 1 and done.held.num_of_others == 0
+    assert len(done.held.shared_tasks) == 1
+    assert done.held.num_of_others == 0
     kept = [item for item in items_of(store) if item.task.prompt[-1]["content"] == "Two plus two?"]
-    assert [judgment.annotator for item in kept for judgment in item.judgments] == [store_pseudonyms(store)("open-webui", "user-eve")]
+    assert [judgment.annotator for item in kept for judgment in item.judgments] == [
+        store_pseudonyms(store)("open-webui", "user-eve")
+    ]
 
 
 def test_whoever_judged_at_the_page_takes_their_judgments_along_and_leaves_the_tasks(store):
@@ -91,16 +97,33 @@ def test_whoever_judged_at_the_page_takes_their_judgments_along_and_leaves_the_t
 
 def test_a_judgment_of_somebody_else_on_a_users_text_goes_with_the_text(store):
     item = next(item for item in items_of(store) if item.task.prompt[-1]["content"] == "Two plus two?")
-    import_items(store, [Item(task=item.task, judgments=[ItemJudgment(annotator="dora", value=item.judgments[0].value)])])
+    import_items(
+        store, [Item(task=item.task, judgments=[ItemJudgment(annotator="dora", value=item.judgments[0].value)])]
+    )
     done = forget(store, "user-cem")
-    assert done.held.num_of_others == 1 and "dora" not in {judgment.annotator for judgment in store.judgments()}
+    assert done.held.num_of_others == 1
+    assert "dora" not in {judgment.annotator for judgment in store.judgments()}
 
 
 def test_events_of_a_user_and_about_the_same_completion_go(store):
-    store.add_event("thumbs", {"user": "user-cem", "up": True, "prompt": "p", "completion": "c"}, key="1", program="x", completion_id="k")
+    store.add_event(
+        "thumbs",
+        {"user": "user-cem", "up": True, "prompt": "p", "completion": "c"},
+        key="1",
+        program="x",
+        completion_id="k",
+    )
     store.add_event("regenerate", {"prompt": "p", "completion": "c"}, key="2", program="x", completion_id="k")
-    store.add_event("thumbs", {"user": "eve", "up": True, "prompt": "p", "completion": "d"}, key="3", program="x", completion_id="l")
-    store.add_event("thumbs", {"user": "user-cem", "up": True, "prompt": "p", "completion": "e"}, key="4", program="y", completion_id="k")
+    store.add_event(
+        "thumbs", {"user": "eve", "up": True, "prompt": "p", "completion": "d"}, key="3", program="x", completion_id="l"
+    )
+    store.add_event(
+        "thumbs",
+        {"user": "user-cem", "up": True, "prompt": "p", "completion": "e"},
+        key="4",
+        program="y",
+        completion_id="k",
+    )
     assert len(forget(store, "user-cem", program="y", dry_run=True).held.events) == 1
     forget(store, "user-cem")
     assert [event.key for event in store.events()] == ["3"]
@@ -108,8 +131,10 @@ def test_events_of_a_user_and_about_the_same_completion_go(store):
 
 def test_one_conversation_can_be_forgotten_by_its_id(store):
     done = forget(store, trace_id="chat-1")
-    assert len(done.held.tasks) == 2 and not done.held.annotators
-    assert len(items_of(store)) == 6 and not forgotten_people(store.engine)
+    assert len(done.held.tasks) == 2
+    assert not done.held.annotators
+    assert len(items_of(store)) == 6
+    assert not forgotten_people(store.engine)
 
 
 def test_an_owner_is_not_forgotten(store):
@@ -151,7 +176,11 @@ def test_files_that_are_gone_clean_or_to_be_deleted_by_hand_are_named(store, tmp
     folder.mkdir()
     _remember(store, folder, "datasets", 1)
     done = forget(store, "user-cem")
-    assert {file.path.name: file.state for file in done.files} == {"gone.jsonl": GONE, "clean.jsonl": CLEAN, "data": BY_HAND}
+    assert {file.path.name: file.state for file in done.files} == {
+        "gone.jsonl": GONE,
+        "clean.jsonl": CLEAN,
+        "data": BY_HAND,
+    }
 
 
 def test_no_byte_of_the_text_is_left_in_the_database_files(tmp_path):
@@ -177,7 +206,9 @@ def forget_until(where, place):
         own(*args)
         die()
 
-    name, replaced = {"after the first file": ("_clean", clean_one), "before deleting": ("delete_held", die)}.get(where, ("scrub", die))
+    name, replaced = {"after the first file": ("_clean", clean_one), "before deleting": ("delete_held", die)}.get(
+        where, ("scrub", die)
+    )
     setattr(module, name, replaced)
     forget(PreferenceStore(place), "user-cem")
 
@@ -194,7 +225,8 @@ def test_a_kill_leaves_what_the_same_command_finishes(tmp_path, where):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     with PreferenceStore(place) as opened:
         forget(opened, "user-cem")
-        assert len(items_of(opened)) == 5 and not is_pending(opened.engine)
+        assert len(items_of(opened)) == 5
+        assert not is_pending(opened.engine)
     everything = b"".join(path.read_bytes() for path in [*files, *tmp_path.glob("s.db*")])
     assert not any(word.encode() in everything for word in OWN_TEXTS)
 
@@ -206,4 +238,5 @@ def test_deleting_is_all_or_nothing(store, monkeypatch):
     monkeypatch.setattr(deletion, "ForgottenRow", None)  # the last step fails
     with pytest.raises(TypeError):
         delete_held(store.engine, held, remember=["x"])
-    assert len(items_of(store)) == 8 and len(store.judgments()) == 8
+    assert len(items_of(store)) == 8
+    assert len(store.judgments()) == 8

@@ -11,7 +11,8 @@ from rlhf.feedback.trace_files import Trace, list_path, read_trace_list, traces_
 from rlhf.files import sha256
 from rlhf.pipeline.artifacts import Artifact, MadeFrom, Started, content_hash
 from rlhf.pipeline.lineage import lineage
-from rlhf.pipeline.trace_lineage import keep_trace_lists, learned_from
+from rlhf.pipeline.trace_lineage import learned_from
+from rlhf.pipeline.trace_lists import keep_trace_lists
 
 ROWS = [
     {"prompt": "p", "chosen": "a", "rejected": "b", "trace": {"tool": "open-webui", "trace_id": "chat-1", "message_id": "m1",
@@ -66,8 +67,10 @@ def test_weights_that_learned_from_a_trace_and_those_made_of_them(runs):
     for name in ("chat-1", "m2", "tr-1"):
         found = {one.stage.name: one for one in learned_from(runs, name=name)}
         assert found.keys() == {"dpo", "ppo", "judged", "grpo"}
-        assert found["dpo"].weights == ("model/model.safetensors",) and found["dpo"].through.endswith("pairs.jsonl")
-        assert found["judged"].weights == () and found["grpo"].through.endswith("dpo")
+        assert found["dpo"].weights == ("model/model.safetensors",)
+        assert found["dpo"].through.endswith("pairs.jsonl")
+        assert found["judged"].weights == ()
+        assert found["grpo"].through.endswith("dpo")
     assert learned_from(runs, name="chat-9") == [] == learned_from(runs, name="")
     assert {one.stage.name for one in learned_from(runs, traces=[ALL[1]])} == {"dpo", "ppo", "judged", "grpo"}
 
@@ -83,7 +86,11 @@ def test_lineage_names_the_list_of_traces(runs):
     text = lineage(runs / "one" / "ppo" / "model", runs=runs).to_text()
     assert "3 traces: " in text
     path = text.split("3 traces: ")[1].split(")")[0]
-    assert json.loads(Path(path).read_text())["traces"][1] == {"tool": "open-webui", "trace_id": "chat-1", "message_id": "m1"}
+    assert json.loads(Path(path).read_text())["traces"][1] == {
+        "tool": "open-webui",
+        "trace_id": "chat-1",
+        "message_id": "m1",
+    }
 
 
 def test_a_list_of_another_content_is_not_believed_and_a_copy_is_read_by_its_columns(tmp_path):
@@ -93,7 +100,8 @@ def test_a_list_of_another_content_is_not_believed_and_a_copy_is_read_by_its_col
     assert traces_of_file(copy) == ALL[:1]
     rows_file(file, ROWS[:1])
     assert traces_of_file(file) == ALL[1:]
-    assert write_traces(file, [{"prompt": "p"}]) is None and not list_path(file).exists()
+    assert write_traces(file, [{"prompt": "p"}]) is None
+    assert not list_path(file).exists()
 
 
 @pytest.mark.parametrize("column", ["x", 3, None, [], {}, [[]], {"trace_id": None}, "{broken", '{"tool": 1}'])

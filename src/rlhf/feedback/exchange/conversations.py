@@ -37,6 +37,10 @@ UNITS = {"s": 1, "ms": 1_000, "ns": 1_000_000_000}
 """How many of them a second has."""
 NO_VERDICT = "nobody said anything of this answer (--unjudged takes such answers as tasks to judge)"
 MAX_STARS = 5
+THOUGHTS = "reasoning"
+"""What OpenTelemetry and Open WebUI call the type of a part that a model thought and did not say."""
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Where messages of services have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

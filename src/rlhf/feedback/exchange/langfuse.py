@@ -24,6 +24,7 @@ from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.conversations import (
     FIRST_IS_BETTER,
     MAX_STARS,
+    THOUGHT_KEYS,
     Answer,
     Opinion,
     Reading,
@@ -102,7 +103,9 @@ def from_langfuse(lines: Sequence[Line | RowError], reading: Reading) -> None:
             continue
         if said.cells.get("type") != "GENERATION":
             kind = said.cells.get("type") if "trace_id" in said.cells else "TRACE"
-            reading.no_row(said.where, f"a row of type {kind if isinstance(kind, str) else 'unknown'} without a user's score")
+            reading.no_row(
+                said.where, f"a row of type {kind if isinstance(kind, str) else 'unknown'} without a user's score"
+            )
         else:
             with reading.one(said.where, "an observation of Langfuse"):
                 about = _about(said, said, export)
@@ -281,9 +284,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         tool_call(call["function"]["name"], call["function"].get("arguments"), call.get("id"))
         for call in value.get("tool_calls") or ()
     ]
-    thought = next(
-        (value[key] for key in ("reasoning_content", "reasoning", "thinking") if isinstance(value.get(key), str)), ""
-    )
+    thought = next((value[key] for key in THOUGHT_KEYS if isinstance(value.get(key), str)), "")
     content = value.get("content")
     return turn(
         value.get("role"), "" if content is None and calls else content, reasoning_content=thought, tool_calls=calls,

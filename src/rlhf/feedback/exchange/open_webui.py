@@ -22,6 +22,7 @@ from rlhf.data.contracts import Messages, RowError
 from rlhf.data.message_text import describe
 from rlhf.feedback.exchange.conversations import (
     FIRST_IS_BETTER,
+    THOUGHTS,
     Answer,
     Opinion,
     Reading,
@@ -213,7 +214,7 @@ def turns_of(message: Mapping[str, Any]) -> Messages:
     thought, at = "", 0
     for block in DETAILS.finditer(content):
         said, at = content[at : block.start()].strip(), block.end()
-        if block[1] == "reasoning":
+        if block[1] == THOUGHTS:
             if said:
                 turns.append(turn(role, said, reasoning_content=thought))
                 thought = ""

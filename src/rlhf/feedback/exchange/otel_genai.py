@@ -21,6 +21,7 @@ from typing import Any
 
 from rlhf.data.contracts import Messages, RowError
 from rlhf.data.message_text import describe
+from rlhf.feedback.exchange import conversations
 from rlhf.feedback.exchange.conversations import (
     Answer,
     Opinion,
@@ -110,7 +111,10 @@ def from_otel_genai(lines: Sequence[Line | RowError], reading: Reading) -> None:
     for record in records:
         if record.name != EVALUATION and id(record) not in answers.taken:
             twice = OUTPUT in record.attributes
-            reading.no_row(record.where, TOLD_TWICE if twice else "neither an answer of a model (with gen_ai.output.messages) nor an evaluation")
+            reading.no_row(
+                record.where,
+                TOLD_TWICE if twice else "neither an answer of a model (with gen_ai.output.messages) nor an evaluation",
+            )
     for said in answers.all:
         if id(said) not in judged:
             with reading.one(said.where, "an operation of GenAI"):
@@ -244,7 +248,7 @@ def _turns(message: Mapping[str, Any], name: str, where: str) -> Messages:
         match part.get("type"):
             case "text":
                 texts.append(part["content"])
-            case "reasoning":
+            case conversations.THOUGHTS:
                 thoughts.append(part["content"])
             case "tool_call":
                 calls.append(tool_call(part["name"], part.get("arguments"), part.get("id")))

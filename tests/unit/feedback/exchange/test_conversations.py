@@ -62,18 +62,27 @@ def test_open_webuis_thumbs_arena_votes_and_edits():
     vote = next(item for item in found.items if item.task.kind is TaskKind.PAIRWISE)
     judgment = vote.judgments[0]
     assert [response.model for response in vote.task.responses] == ["llama3.2:3b", "qwen3:4b"]
-    assert judgment.order == (0, 1) and judgment.annotator == WHO("open-webui", "user-ann")
+    assert judgment.order == (0, 1)
+    assert judgment.annotator == WHO("open-webui", "user-ann")
     assert judgment.made_at.isoformat() == "2025-11-24T16:01:41+00:00"
-    assert judgment.trace["trace_id"] == "chat-1" and judgment.trace["message_id"] == "a1" and judgment.trace["arena"] is True
+    assert judgment.trace["trace_id"] == "chat-1"
+    assert judgment.trace["message_id"] == "a1"
+    assert judgment.trace["arena"] is True
     assert vote.task.prompt[0] == {"role": "system", "content": "Answer briefly."}
     assert sum(reasons(found).values()) == 4
-    assert not any("user-ann" in json.dumps([one.annotator, one.trace]) for item in found.items for one in item.judgments)
+    assert not any(
+        "user-ann" in json.dumps([one.annotator, one.trace]) for item in found.items for one in item.judgments
+    )
 
 
 def test_reasoning_and_tool_calls_of_open_webui_become_messages():
     found = read("open-webui")
     task = next(item.task for item in found.items if item.task.prompt[-1]["content"] == "And when was it printed?")
-    assert task.prompt[2] == {"role": "assistant", "content": "Goethe.", "reasoning_content": "The user asks\nfor an author."}
+    assert task.prompt[2] == {
+        "role": "assistant",
+        "content": "Goethe.",
+        "reasoning_content": "The user asks\nfor an author.",
+    }
     call, result, answer = task.responses[0].text
     assert call["tool_calls"] == [
         {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": {"query": "Faust"}}}
@@ -100,9 +109,11 @@ def test_opentelemetrys_evaluations_find_their_answers():
     ]
     assert said(found, TaskKind.PAIRWISE) == [("Capital of Peru?", ["Lima.", "Quito."], {"preference": "a"})]
     first = found.items[0]
-    assert first.task.columns["tools"][0]["name"] == "get_weather" and first.task.responses[0].model == "gpt-4o-2024"
+    assert first.task.columns["tools"][0]["name"] == "get_weather"
+    assert first.task.responses[0].model == "gpt-4o-2024"
     assert first.judgments[0].trace["trace_id"] == "5b8efff798038103d269b633813fc60c"
-    assert first.judgments[0].comment == "Just what I asked." and first.judgments[0].annotator == WHO("otel-genai", "ann")
+    assert first.judgments[0].comment == "Just what I asked."
+    assert first.judgments[0].annotator == WHO("otel-genai", "ann")
     assert sum(reasons(found).values()) == 3
 
 
@@ -119,8 +130,10 @@ def test_sessions_of_the_hub_with_branches():
     call, result, answer = task.responses[0].text
     assert call["reasoning_content"] == "I should count."
     assert call["tool_calls"][0]["function"]["arguments"] == {"command": "wc notes.txt"}
-    assert result == {"role": "tool", "content": "12 notes.txt", "tool_call_id": "c1"} and answer["content"] == "Twelve lines."
-    assert task.columns["trace"]["trace_id"] == "session-1" and task.responses[0].model == "qwen3"
+    assert result == {"role": "tool", "content": "12 notes.txt", "tool_call_id": "c1"}
+    assert answer["content"] == "Twelve lines."
+    assert task.columns["trace"]["trace_id"] == "session-1"
+    assert task.responses[0].model == "qwen3"
     labeled = read("hf-traces")
     assert [value["label"] for _, _, value in said(labeled, TaskKind.BINARY)] == [True, False, False]
 
@@ -132,7 +145,8 @@ def test_a_damaged_line_spoils_its_session_only(tmp_path):
     found = read_traces(
         "hf-traces", tmp_path / "t.jsonl", rules=TraceRules(label_field="verdict"), pseudonym=WHO, on_bad_row="skip"
     )
-    assert len(found.left_out) == 1 and {one.judgments[0].trace["trace_id"] for one in found.items} == {"session-2"}
+    assert len(found.left_out) == 1
+    assert {one.judgments[0].trace["trace_id"] for one in found.items} == {"session-2"}
     with pytest.raises(DataError, match="t.jsonl:4"):
         read("hf-traces", tmp_path / "t.jsonl")
 
@@ -144,7 +158,10 @@ def test_trajectories_one_on_each_line_or_one_a_file():
     assert call["tool_calls"][0]["id"] == result["tool_call_id"] == "call_price_1"
     assert found.items[0].judgments[0].trace == {"tool": "atif", "trace_id": "traj-1", "message_id": "4"}
     assert found.items[0].judgments[0].annotator == "atif:harbor-agent"
-    assert reasons(found) == {"'extra.reward' does not say good or bad": 1, "the trajectory does not end with an answer of the agent": 1}
+    assert reasons(found) == {
+        "'extra.reward' does not say good or bad": 1,
+        "the trajectory does not end with an answer of the agent": 1,
+    }
 
 
 def test_langfuses_scores_by_what_their_names_range_over():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,27 @@ from tests.unit.feedback.exchange.test_damage import places
 NUM_LINES = 1_000
 IDS = {"langfuse": ("obs-", "tr-", "score-"), "otel-genai": ("resp-", "5b8e", "eee1", "t2", "t3", "s2", "s3")}
 """Beginnings of the ids in a fixture."""
-JUNK = (None, True, -1, 2.5, "", "zzz", "{", "[1", "\ud800", "a\x00b", 10**400, [], [[]], [None], ["a", 1], {}, {"a": {}}, [{"role": "user"}], "x" * 300)
+JUNK = (
+    None,
+    True,
+    -1,
+    2.5,
+    "",
+    "zzz",
+    "{",
+    "[1",
+    "\ud800",
+    "a\x00b",
+    10**400,
+    [],
+    [[]],
+    [None],
+    ["a", 1],
+    {},
+    {"a": {}},
+    [{"role": "user"}],
+    "x" * 300,
+)
 
 
 def records(name):
@@ -78,7 +97,8 @@ def test_every_damaged_line_is_accounted_for_and_none_is_half_stored(name, tmp_p
     told = {row.where for row in [*reading.bad_rows, *reading.no_rows]} | {one.where for one in reading.opinions}
     if name in ("open-webui", "atif"):
         assert told == {f"{file}:{number}" for number in range(1, NUM_LINES + 1)}
-    assert len(reading.bad_rows) > 100 and len(reading.opinions) > 50
+    assert len(reading.bad_rows) > 100
+    assert len(reading.opinions) > 50
     assert all(row.reason and "Traceback" not in row.reason for row in [*reading.bad_rows, *reading.no_rows])
     rules = TraceRules(personal_data="keep", label_field=LABELS.get(name, ""))
     found = read_traces(name, file, rules=rules, pseudonym=pseudonyms(b"k"), on_bad_row="skip")
@@ -104,5 +124,6 @@ def test_a_damaged_line_stops_an_import_by_file_and_line_and_nothing_is_stored(n
             read_traces(name, file, rules=rules, pseudonym=pseudonyms(b"k"))
         except RLHFError as err:
             num_errors += 1
-            assert "one.jsonl" in str(err) and isinstance(err, DataError)
+            assert "one.jsonl" in str(err)
+            assert isinstance(err, DataError)
     assert num_errors
