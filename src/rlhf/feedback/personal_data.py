@@ -50,7 +50,8 @@ def _secrets() -> Finder:
     require("detect_secrets", extra=EXTRA, needed_for="Looking for secrets in texts")
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class as detectors
 
-    plugins: list[Any] = [made() for name, made in sorted(detectors().items()) if name not in NOT_TRIED]
+    known: dict[str, Any] = detectors()
+    plugins = [made() for name, made in sorted(known.items()) if name not in NOT_TRIED]
 
     def find(text: str) -> Iterator[str]:
         if "PRIVATE KEY" in text:

@@ -236,7 +236,7 @@ def test_deleting_is_all_or_nothing(store, monkeypatch):
 
     held = held_of(store.engine, names={store_pseudonyms(store)("open-webui", "user-cem")})
     monkeypatch.setattr(deletion, "ForgottenRow", None)  # the last step fails
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="NoneType"):
         delete_held(store.engine, held, remember=["x"])
     assert len(items_of(store)) == 8
     assert len(store.judgments()) == 8

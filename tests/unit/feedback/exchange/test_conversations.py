@@ -147,7 +147,7 @@ def test_a_damaged_line_spoils_its_session_only(tmp_path):
     )
     assert len(found.left_out) == 1
     assert {one.judgments[0].trace["trace_id"] for one in found.items} == {"session-2"}
-    with pytest.raises(DataError, match="t.jsonl:4"):
+    with pytest.raises(DataError, match=r"t\.jsonl:4"):
         read("hf-traces", tmp_path / "t.jsonl")
 
 
