@@ -129,6 +129,8 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
         UnknownNameError: There is no such format.
     """
     known = look_up(FORMATS, name, kind="format")
+    if known.read_traces is not None:
+        raise DataError(f"{name!r} holds conversations; `rlhf.feedback.trace_imports.read_traces` reads them.")
     if known.read is None:
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
     if STDIN in sources:
