@@ -98,7 +98,7 @@ def _say(found: Forgetting, learned: list[Learned] | None, dry_run: bool) -> Non
     if any(one.weights for one in learned or ()):
         print(
             "These weights can't forget. Train them again from the files as they are now (`rlhf run RECIPE` does what depends on a changed "
-            "file), and delete the old ones: `rlhf runs clean`, `rlhf registry`."
+            "file), and delete the old ones, released ones (`rlhf registry list`) too."
         )
     print("Not reached:")
     for place in NOT_REACHED:
