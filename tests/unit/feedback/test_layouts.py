@@ -15,7 +15,9 @@ def test_what_is_listed_is_what_is_read_and_written():
             assert callable(getattr(known, function)) == bool(getattr(layout, function)), f"{name}: {function}"
         assert layout.keeps_all == (name in (OURS, SAVED))
         assert not layout.is_it or layout.columns, "columns are looked at first"
-        assert known.read or known.read_traces or name in (OURS, SAVED, "trl", "sharegpt", "alpaca"), "all can be imported"
+        assert known.read or known.read_traces or name in (OURS, SAVED, "trl", "sharegpt", "alpaca"), (
+            "all can be imported"
+        )
 
 
 def test_they_are_listed_without_any_optional_package():
