@@ -127,13 +127,11 @@ def export(
         if selection.simulated:
             print(f"! {selection.simulated}")
         if known.write_items is not None:
-            number = known.write_items(output, selection.items, selection.guidelines)
-            said = counted(selection.num_judgments, "judgment")
-            print(f"{counted(number, 'task')} with {said} written to {output}.")
+            _write_tasks(opened, output, layout, known, selection)
             return
         notes = selection.notes(with_unjudged=unjudged, aggregated=aggregate is not None)
         if aggregate is None:
-            _write(output, layout, _rows(selection, output, layout, unjudged), notes)
+            _write(opened, output, layout, _rows(selection, output, layout, unjudged), notes)
             return
         from rlhf.feedback.consensus import consensus_rows
 
@@ -150,7 +148,7 @@ def export(
             notes.append(f"left out: {counted(found.num_undecided, 'tie')} (--ties keep writes them, too).")
         several = len(found.learned) > 1
         notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in found.learned]
-        _write(output, layout, found.rows, notes)
+        _write(opened, output, layout, found.rows, notes)
 
 
 IDLE_WITHOUT = {
@@ -244,6 +242,17 @@ def _rows(selection: Selection, output: Path, layout: str, unjudged: bool) -> li
     )
 
 
+def _write_tasks(store: PreferenceStore, output: Path, layout: str, known: Format, selection: Selection) -> None:
+    """Tasks and judgments as another tool's own."""
+    from rlhf.data.message_text import counted
+
+    assert known.write_items is not None
+    number = known.write_items(output, selection.items, selection.guidelines)
+    _remember(store, output, layout, number)
+    said = counted(selection.num_judgments, "judgment")
+    print(f"{counted(number, 'task')} with {said} written to {output}.")
+
+
 def _write_events(
     store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_probability: float | None
 ) -> None:
@@ -255,14 +264,14 @@ def _write_events(
     notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
     files = files_of_events(output, found.rows, kind=kind) or {output: []}
     for path, rows in files.items():
-        _write(path, layout, rows, notes if path == next(iter(files)) else [])
+        _write(store, path, layout, rows, notes if path == next(iter(files)) else [])
     if len(files) > 1:
         print(
             "Rows of different kinds train different models, so each kind has a file; --kind pairwise or binary writes one."
         )
 
 
-def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:
+def _write(store: PreferenceStore, output: Path, layout: str, rows: list[dict[str, Any]], notes: list[str]) -> None:
     from rlhf.data.message_text import counted
     from rlhf.data.write import write_rows
     from rlhf.errors import DataError
@@ -274,11 +283,24 @@ def _write(output: Path, layout: str, rows: list[dict[str, Any]], notes: list[st
         raise DataError(f"There is nothing to export yet, so {output} was not written.")
     if layout in (OURS, SAVED):
         number = write_rows(output, rows) if layout == OURS else write_dataset(output, rows)
+        _remember(store, output, layout, number, rows)
         print(f"{counted(number, 'row')} written to {output}.")
         return
     number, left_out = write_pairs(layout, output, rows)
     if not number:
         raise DataError(f"No row has a winner, and {layout!r} holds pairs, so {output} was not written.")
+    _remember(store, output, layout, number, rows)
     print(
         f"{counted(number, 'row')} written to {output}{f', {left_out:,} without a winner left out' if left_out else ''}."
     )
+
+
+def _remember(
+    store: PreferenceStore, output: Path, layout: str, number: int, rows: list[dict[str, Any]] | None = None
+) -> None:
+    """The file in the store, which must reach it when somebody is to be forgotten, and the traces of its rows next to it."""
+    from rlhf.feedback.trace_files import write_traces
+    from rlhf.store.exported_files import keep_export
+
+    write_traces(output, rows or [])
+    keep_export(store.engine, output, layout, number)

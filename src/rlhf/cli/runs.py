@@ -147,20 +147,50 @@ def runs_prune(
 
 
 def lineage(
-    path: Annotated[Path, typer.Argument(help="A file or folder of a run, or a copy of a weight file.")],
+    path: Annotated[
+        Path | None, typer.Argument(help="A file or folder of a run, or a copy of a weight file.", show_default=False)
+    ] = None,
     runs: RunsOption = RUNS,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a path: the id of a conversation or message; names what learned from it.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace a file back to the data files and the recipe it was made from. Exits with 1 where one has changed or is gone."""
-    from rlhf.pipeline.lineage import lineage as trace
+    """Trace a file back to the data files and the recipe it was made from. Exits with 1 where one has changed or is gone.
 
-    found = trace(path, runs=runs)
+    With --trace the other way round: from a conversation that was imported (`rlhf feedback import`) to the weights that learned from it.
+    """
+    if (path is None) == (trace is None):
+        raise ConfigError("Give either a file or folder of a run, or --trace ID.")
+    if path is None:
+        _learned(trace or "", runs, as_json)
+        return
+    from rlhf.pipeline.lineage import lineage as origin_of
+
+    found = origin_of(path, runs=runs)
     if as_json:
         _print_json(found.to_dict())
     else:
         print(printable(found.to_text()))
     if not found.is_whole:
         raise typer.Exit(1)
+
+
+def _learned(trace: str, runs: Path, as_json: bool) -> None:
+    """What learned from a conversation."""
+    from rlhf.pipeline.trace_lineage import learned_from
+
+    learned = learned_from(runs, name=trace)
+    if as_json:
+        _print_json([one.to_dict() for one in learned])
+    elif not learned:
+        print(printable(f"No run in {runs} learned from a file that has the trace {trace!r}."))
+    for one in learned if not as_json else ():
+        print(printable(one.words()))
 
 
 def _show(run: RunLook) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from rlhf.config.guidelines import STANDARD_GUIDELINES, AnnotationGuideline
 from rlhf.errors import ConfigError, DataError, look_up
 from rlhf.feedback.agreement import Labels
-from rlhf.feedback.judgment_origin import RESERVED
+from rlhf.feedback.judgment_origin import RESERVED, TRACES
 from rlhf.feedback.label_aggregation import Consensus, DawidSkene, majority_vote
 from rlhf.feedback.rows import labeled_text, overall_ratings
 from rlhf.feedback.strengths import Comparison, crowd_bradley_terry
@@ -361,7 +361,8 @@ def _beside(item: Item, aggregate: str, part: str) -> dict[str, Any]:
     task = item.task
     kept = {name: value for name, value in task.columns.items() if name not in RESERVED and value is not None}
     ours = {"id": f"{task.id}{part}", "task_id": task.id, "num_judgments": len(item.judgments), "aggregate": aggregate}
-    return {**kept, **ours, **({"batch": task.batch} if task.batch else {})}
+    traces = [dict(judgment.trace) for judgment in item.judgments if judgment.trace]
+    return {**kept, **ours, **({"batch": task.batch} if task.batch else {}), **({TRACES: traces} if traces else {})}
 
 
 def _named(models: Mapping[str, str | None]) -> dict[str, str]:

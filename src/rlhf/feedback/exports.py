@@ -186,7 +186,7 @@ def files_of_events(
         groups[TaskKind.PAIRWISE] = [_as_comparison(row) for row in groups[TaskKind.PAIRWISE]]
     if len(groups) == 1:
         return {output: next(iter(groups.values()))}
-    return {_beside(output, EVENT_FILES[name]): group for name, group in groups.items()}
+    return {with_kind(output, EVENT_FILES[name]): group for name, group in groups.items()}
 
 
 def _as_comparison(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _as_comparison(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{new.get(name, name): value for name, value in row.items()}, "preference": "a"}
 
 
-def _beside(output: Path, what: str) -> Path:
+def with_kind(output: Path, what: str) -> Path:
     """``votes.jsonl.gz`` as ``votes.pairs.jsonl.gz``."""
     ending = "".join(output.suffixes[-2:]) if output.suffix == ".gz" else output.suffix
     return output.with_name(f"{output.name.removesuffix(ending)}.{what}{ending}")

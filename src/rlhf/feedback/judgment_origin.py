@@ -22,12 +22,14 @@ FEEDBACK = "feedback"
 """The column of whatever has no column of its own."""
 OF_JUDGMENTS = ("seconds", "shown_first", "comment", "flags", "grade", "ratings_by_dimension", "guideline_version")
 """Columns of a judgment; in a row that names no annotator they are somebody's own."""
+TRACE, TRACES = "trace", "traces"
+"""The conversation of another tool that a judgment was made of; in a row of several judgments, those of all of them."""
 OF_TASKS = ("task_id", "batch", "priority", "gold")
 OF_MODELS = ("model", "models", "model_a", "model_b", "chosen_model", "rejected_model", "sampling")
 LINEAGE = ("model", "sampling", "stage", "run", "seed", "sample", "finish_reason", "logprob", "weight_version")
 """Columns of a sampled row that belong to the completion, though all of a prompt's may have the same."""
 RESERVED = frozenset({
-    "id", "annotator_id", "label_probability", "strength", FEEDBACK, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
+    "id", "annotator_id", "label_probability", "strength", FEEDBACK, TRACE, TRACES, *OF_JUDGMENTS, *OF_TASKS, *OF_MODELS, *COLUMNS,
     *ALIASES, *(other for others in ALIASES.values() for other in others),
 })  # fmt: skip
 """A task's own columns of these names would be taken for something else; they travel inside ``feedback``."""
@@ -47,6 +49,7 @@ class RowOrigin:
     shown_first: str | None = None
     comment: str = ""
     flags: Sequence[str] = ()
+    trace: Mapping[str, Any] | None = None
     grade: int | None = None
     ratings: Mapping[str, Any] | None = None
     task_id: str = ""
@@ -185,6 +188,10 @@ class RowOrigin:
         self.comment = self.take("comment") or ""
         self.flags = tuple(_from_text(self.columns.pop("flags", None)) or ())
         self.columns.pop("guideline_version", None)
+        trace = _from_text(self.columns.pop(TRACE, None))
+        if trace not in (None, "") and not isinstance(trace, Mapping):
+            raise self._bad(TRACE, f"is {describe(trace)}; wanted an object with a trace_id")
+        self.trace = dict(trace) if trace else None
         if isinstance(self.columns.get("models"), str):
             self.columns["models"] = _from_text(self.columns["models"])
 
@@ -242,6 +249,8 @@ def provenance_of(
             "made_at": None if judgment.made_at is None else judgment.made_at.isoformat(),
         }
         feedback["diff_viewed"] = judgment.diff_viewed
+        if judgment.trace:
+            row[TRACE] = json.dumps(judgment.trace, ensure_ascii=False) if flat else dict(judgment.trace)
     row["batch"] = task.batch
     row |= _models_of(task)
     feedback |= {

@@ -35,6 +35,8 @@ class Layout:
     """Takes a row; asked where the columns are present and do not settle it."""
     read: str = ""
     """Takes lines that are one task; gives its items."""
+    read_traces: str = ""
+    """Takes all lines of all files, which tell of conversations and what users said of them; see ``exchange.conversations``."""
     key: str | None = None
     """Rows one behind the other that agree in this column are one task."""
     write_items: str = ""
@@ -55,6 +57,25 @@ LAYOUTS: Mapping[str, Layout] = {
         about="rows of this library (JSONL, JSON, CSV, Parquet), TRL's and ShareGPT's and Alpaca's among them", keeps_all=True
     ),
     SAVED: Layout(about="the same rows as a folder for datasets.load_from_disk", keeps_all=True),
+    "open-webui": Layout(
+        about="Open WebUI's feedback export: thumbs, arena votes, edited answers",
+        columns=("data", "snapshot"), is_it="open_webui:is_open_webui", read_traces="open_webui:from_open_webui",
+    ),
+    "otel-genai": Layout(
+        about="OpenTelemetry GenAI spans and events with evaluations, as OTLP JSON or flat lines",
+        columns=("attributes|resourceSpans|resourceLogs",), is_it="otel_genai:is_otel_genai", read_traces="otel_genai:from_otel_genai",
+    ),
+    "hf-traces": Layout(
+        about="session traces of the Hugging Face Hub (STS format)",
+        columns=("type", "harness|message"), is_it="hf_traces:is_hf_trace", read_traces="hf_traces:from_hf_traces",
+    ),
+    "atif": Layout(
+        about="Harbor's agent trajectories (ATIF 1.4)", columns=("schema_version", "steps"), read_traces="atif:from_atif"
+    ),
+    "langfuse": Layout(
+        about="Langfuse's exports of observations, traces and scores",
+        columns=("id", "trace_id|traceId|timestamp"), is_it="langfuse:is_langfuse", read_traces="langfuse:from_langfuse",
+    ),
     "label-studio": Layout(
         about="Label Studio: a JSON list of tasks, with the labeling configuration next to it",
         columns=("data",), is_it="label_studio:is_label_studio",

@@ -100,7 +100,7 @@ def judgment_in(origin: RowOrigin, value: Mapping[str, Any], where: str, num_res
     return ItemJudgment(
         annotator=origin.annotator, value=value, order=order, comment=origin.comment, flags=origin.flags,
         spans=origin.spans, label_probability=origin.label_probability, seconds=origin.seconds, made_at=moment_of(origin.made_at, where),
-        diff_viewed=origin.diff_viewed,
+        diff_viewed=origin.diff_viewed, trace=origin.trace,
     )  # fmt: skip
 
 

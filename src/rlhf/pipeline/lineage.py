@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rlhf.models.checks import ADAPTER_FILE
 from rlhf.pipeline.archive import ENTRY, previous_of
 from rlhf.pipeline.artifacts import RECORD, STAGE_INPUT, Artifact, Started, content_hash
 from rlhf.pipeline.runs import run_folders
+from rlhf.pipeline.trace_lists import trace_list
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -100,7 +101,7 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
         inside = path.resolve().relative_to(folder).as_posix()
     else:
         folder, inside = _copy_of(path, Path(runs))
-    artifact = _record(folder)
+    artifact = record_of(folder)
     assert artifact is not None  # both ways of finding the folder read it
     run = run_of(folder)
     stage = _stage(run, folder, artifact, shown={})
@@ -112,10 +113,10 @@ def lineage(path: Path | str, *, runs: Path | str = "runs") -> Origin:
 
 def stage_folder(path: Path) -> Path | None:
     """The folder of the stage that a path lies in."""
-    return next((folder for folder in (path, *path.parents) if _record(folder) is not None), None)
+    return next((folder for folder in (path, *path.parents) if record_of(folder) is not None), None)
 
 
-def _record(folder: Path) -> Artifact | None:
+def record_of(folder: Path) -> Artifact | None:
     """Of a stage's folder; of an unfinished stage, whose checkpoints have an origin too, what it is made from."""
     if (artifact := Artifact.read(folder)) is not None or (started := Started.read(folder)) is None:
         return artifact
@@ -187,7 +188,7 @@ def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", show
     about += [f"rlhf {artifact.versions['rlhf']}" if "rlhf" in artifact.versions else ""]
     about += [f"changed: {', '.join(changed[:3])}" if changed else counted(len(artifact.files), "file")]
     origins = [
-        _parent(run, place, parent, contents=artifact.contents, shown=shown)
+        _with_traces(_parent(run, place, parent, contents=artifact.contents, shown=shown), folder, parent)
         for place, parent in artifact.parents.items()
     ]
     return Origin(
@@ -199,6 +200,14 @@ def _stage(run: Path, folder: Path, artifact: Artifact, *, place: str = "", show
         place=place,
         made_from=[*origins, *_names_only(artifact), *_bases(run, folder, artifact)],
     )
+
+
+def _with_traces(origin: Origin, folder: Path, parent: str) -> Origin:
+    """The same, with the conversations that a data file was made from, where the stage keeps their list."""
+    if (listed := trace_list(folder, parent)) is None:
+        return origin
+    path, number = listed
+    return replace(origin, about=f"{counted(number, 'trace')}: {path}")
 
 
 def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], shown: dict[str, State]) -> Origin:

@@ -34,6 +34,7 @@ from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOption
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
+from rlhf.pipeline.trace_lists import keep_trace_lists
 from rlhf.pipeline.validate.independence import find_leakage, find_shared_judge
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 from rlhf.rewards.in_memory import is_in_memory, warning_about
@@ -207,6 +208,7 @@ class Pipeline:
                 )
             folder.mkdir()
         Started(plan.made_from, plan.contents, plan.asked).write(folder)
+        keep_trace_lists(folder, plan.made_from.parents)
         artifact = self._make(plan)
         self._clear(plan.name)
         return artifact

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.data.contracts import RowError
 from rlhf.data.message_text import one_line
 from rlhf.errors import DataError
-from rlhf.store.table_rows import extras_of
+from rlhf.store.table_rows import as_json, extras_of
 from rlhf.store.values import Submission, Task, check_value, is_name, shortened
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class ItemJudgment:
     made_at: datetime | None = None
     diff_viewed: bool | None = None
     """As ``Judgment.diff_viewed``."""
+    trace: Mapping[str, Any] | None = None
+    """The conversation of another tool that it was said of (``tool``, ``trace_id``, ``message_id`` ...); None where there is none."""
     where: str = field(default="", compare=False)
     """File and line it came from, for messages."""
 
@@ -65,6 +67,8 @@ def check_item(item: Item, where: str = "") -> Item:
         value = check_value(task.kind, one.value, num_responses=len(task.responses), where=what)
         check_annotator(one.annotator, what)
         checked_extras(one, what)
+        if one.trace is not None:
+            as_json(dict(one.trace), what=f"The trace of {what[0].lower()}{what[1:]}")
         if one.order is not None and sorted(one.order) != list(range(len(task.responses))):
             begin = f"{where}: t" if where else "T"
             raise DataError(
@@ -138,7 +142,7 @@ def judgment_of(judgment: Judgment) -> ItemJudgment:
         annotator=judgment.annotator, value=judgment.value, comment=judgment.comment,
         order=None if judgment.order is None else tuple(judgment.order),
         flags=tuple(judgment.flags), spans=tuple(judgment.spans), label_probability=judgment.label_probability,
-        seconds=judgment.seconds, made_at=judgment.made_at, diff_viewed=judgment.diff_viewed,
+        seconds=judgment.seconds, made_at=judgment.made_at, diff_viewed=judgment.diff_viewed, trace=judgment.trace,
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def current_judgments(session: Session, annotator: str | None) -> list[Judgment]
         Judgment(
             number=row.number, task=tasks[row.task], annotator=row.name, value=row.value or {}, order=row.order,
             comment=row.comment, flags=row.flags, spans=row.spans, label_probability=row.label_probability,
-            seconds=row.seconds, made_at=row.made_at, diff_viewed=row.diff_viewed,
+            seconds=row.seconds, made_at=row.made_at, diff_viewed=row.diff_viewed, trace=row.trace,
         )
         for row in session.execute(query).all()
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from rlhf.errors import DataError
 from rlhf.store.database import wait_for_turn, write
 from rlhf.store.items import ItemJudgment, check_annotator, checked_extras, judgment_words
+from rlhf.store.table_rows import as_json
 from rlhf.store.tables import DONE, LIVE, OPEN, AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from rlhf.store.values import check_value, shortened
 
@@ -201,7 +202,8 @@ def _row_of(
 ) -> JudgmentRow:
     return JudgmentRow(
         assignment=held.number, task=held.task, annotator=held.annotator, key=_key(held.number, earlier, judgment, value),
-        value=value, replaces=earlier, made_at=judgment.made_at or now, **extras,
+        value=value, replaces=earlier, made_at=judgment.made_at or now,
+        trace=None if judgment.trace is None else as_json(dict(judgment.trace), what="The trace of a judgment"), **extras,
     )  # fmt: skip
 
 

@@ -113,13 +113,17 @@ class PreferenceStore:
     def own_id(self) -> str:
         """What tells this store from every other one, made when it is first asked for: links and unsent judgments are one
         store's alone."""
-        if (known := self.setting(OWN_ID)) is not None:
+        return self.own_secret(OWN_ID, num_bytes=8)
+
+    def own_secret(self, name: str, *, num_bytes: int = 32) -> str:
+        """Hexadecimal digits that are drawn when they are first asked for, and the same ever after."""
+        if (known := self.setting(name)) is not None:
             return str(known)
 
         def keep(session: Session) -> str:
-            row = session.get(SettingRow, OWN_ID)  # somebody else may have made it meanwhile
+            row = session.get(SettingRow, name)  # somebody else may have made it meanwhile
             if row is None:
-                session.add(row := SettingRow(name=OWN_ID, value=secrets.token_hex(8)))
+                session.add(row := SettingRow(name=name, value=secrets.token_hex(num_bytes)))
                 session.flush()
             return str(row.value)
 

@@ -1,4 +1,4 @@
-"""The tables. Rows of `judgements` are only ever added: a correction is a row that names the one it replaces."""
+"""The tables. Rows of `judgements` are only added (a correction is a row that names the one it replaces), until somebody is forgotten."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class AssignmentRow(Base):
 
 
 class JudgmentRow(Base):
-    """What somebody said. Never changed, never deleted."""
+    """What somebody said. Never changed, and deleted only where its author is forgotten (``rlhf.store.deletion``)."""
 
     __tablename__ = "judgements"
     number: Mapped[int] = mapped_column(primary_key=True)
@@ -144,6 +144,8 @@ class JudgmentRow(Base):
     """Whether the view with the differences marked was open before; None where that is not known."""
     replaces: Mapped[int | None] = mapped_column(ForeignKey("judgements.number"), unique=True)
     made_at: Mapped[datetime] = mapped_column(Moment)
+    trace: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    """The conversation of another tool that it was said of; None for what was said here."""
 
 
 class EventRow(Base):
@@ -182,6 +184,28 @@ class UsedLinkRow(Base):
     nonce: Mapped[str] = mapped_column(String(64), primary_key=True)
     annotator: Mapped[int] = mapped_column(ForeignKey("annotators.number"))
     used_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class ExportRow(Base):
+    """A file that left the store; one that is written again has a row for each content, so that runs are found by any of them."""
+
+    __tablename__ = "exports"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    path: Mapped[str] = mapped_column(Text)
+    """Absolute."""
+    sha256: Mapped[str] = mapped_column(String(64))
+    """Empty for a folder."""
+    layout: Mapped[str] = mapped_column(String(64))
+    num_rows: Mapped[int]
+    written_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class ForgottenRow(Base):
+    """Somebody whose judgments and texts were deleted, under the name they had here, so that an old file does not bring them back."""
+
+    __tablename__ = "forgotten"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    forgotten_at: Mapped[datetime] = mapped_column(Moment)
 
 
 class ApiTokenRow(Base):

@@ -136,6 +136,8 @@ class Judgment:
     made_at: datetime
     diff_viewed: bool | None = None
     """Whether the view with the differences marked was open at any time before; None where that is not known."""
+    trace: Mapping[str, Any] | None = None
+    """The conversation of another tool that it was said of; None for what was said here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,13 @@ def test_what_is_listed_is_what_is_read_and_written():
     assert list(LAYOUTS) == list(FORMATS)
     for name, known in FORMATS.items():
         layout = LAYOUTS[name]
-        for function in ("is_it", "read", "write_items", "row_of"):
+        for function in ("is_it", "read", "read_traces", "write_items", "row_of"):
             assert callable(getattr(known, function)) == bool(getattr(layout, function)), f"{name}: {function}"
         assert layout.keeps_all == (name in (OURS, SAVED))
         assert not layout.is_it or layout.columns, "columns are looked at first"
-        assert known.read is not None or name in (OURS, SAVED, "trl", "sharegpt", "alpaca"), "all can be imported"
+        assert known.read or known.read_traces or name in (OURS, SAVED, "trl", "sharegpt", "alpaca"), (
+            "all can be imported"
+        )
 
 
 def test_they_are_listed_without_any_optional_package():

@@ -22,6 +22,7 @@ from rlhf.data.row_kinds import COLUMNS, canonical_columns, detect_kind, parse_r
 from rlhf.data.write import write_rows
 from rlhf.errors import DataError, did_you_mean, look_up
 from rlhf.feedback.exchange import argilla
+from rlhf.feedback.exchange.conversations import TraceReader
 from rlhf.feedback.exchange.lines import Line, Reader, lines_of
 from rlhf.feedback.identity import merged
 from rlhf.feedback.layouts import LAYOUTS, OURS, Layout
@@ -38,6 +39,7 @@ class Format:
     columns: tuple[str, ...] = ()
     is_it: Callable[[Mapping[str, Any]], bool] | None = None
     read: Reader | None = None
+    read_traces: TraceReader | None = None
     key: str | None = None
     write_items: ItemWriter | None = None
     row_of: Callable[[Row], dict[str, Any]] | None = None
@@ -50,6 +52,7 @@ class Format:
             key=layout.key,
             is_it=_function(layout.is_it),
             read=_function(layout.read),
+            read_traces=_function(layout.read_traces),
             write_items=_function(layout.write_items),
             row_of=_function(layout.row_of),
         )
@@ -74,7 +77,7 @@ def detect(source: str | Path) -> str:
     if first is None:
         raise DataError(f"{source} holds no row that can be read; `rlhf data check {source}` tells why.")
     for name, known in FORMATS.items():
-        if known.read is None or _missing(known, first.cells):
+        if (known.read is None and known.read_traces is None) or _missing(known, first.cells):
             continue
         if known.is_it is None or known.is_it(first.cells):
             return name
@@ -126,6 +129,8 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
         UnknownNameError: There is no such format.
     """
     known = look_up(FORMATS, name, kind="format")
+    if known.read_traces is not None:
+        raise DataError(f"{name!r} holds conversations; `rlhf.feedback.trace_imports.read_traces` reads them.")
     if known.read is None:
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
     if STDIN in sources:

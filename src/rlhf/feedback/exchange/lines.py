@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlhf.data.cells import Cells
 from rlhf.data.contracts import RowError
-from rlhf.data.message_text import describe, listed
-from rlhf.data.raw import Unreadable
+from rlhf.data.message_text import describe, listed, printable
+from rlhf.data.raw import MAX_ROW_BYTES, Unreadable
 from rlhf.data.sources import Source, open_source
+from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import did_you_mean
 from rlhf.store.items import Item
+
+WHOLE_RECORDS = frozenset({"steps", "resourceSpans", "resourceLogs"})
+"""Columns of records that are a file of their own: agents' trajectories and OTLP JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ Reader = Callable[[Sequence[Line]], list[Item]]
 
 def lines_of(source: Source) -> Iterator[Line | RowError]:
     """Raw rows of any source; a row that can't be read comes as the error that says why."""
+    if (whole := _whole_object(source)) is not None:
+        yield whole
+        return
     for part in open_source(source):
         for raw in part.read(0):
             where = part.name(raw.place)
@@ -57,6 +65,22 @@ def lines_of(source: Source) -> Iterator[Line | RowError]:
                 yield Line(where, raw.value, part.cells_are_text)
             else:
                 yield RowError(where, f"the row is {describe(raw.value)}; wanted an object.")
+
+
+def _whole_object(source: Source) -> Line | None:
+    """A file that is one record over several lines, as some tools write each trajectory or each request; None where it is not."""
+    path = Path(source) if isinstance(source, str | Path) else None
+    if path is None or path.suffix != ".json" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        text = file.read(MAX_ROW_BYTES + 1)
+    if len(text) > MAX_ROW_BYTES or not text.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = decode(text.decode())
+    except (ValueError, RefusedJsonError):
+        return None  # whoever reads the lines says what is wrong
+    return Line(printable(path), value) if isinstance(value, dict) and WHOLE_RECORDS & value.keys() else None
 
 
 def whole(value: Any, low: int, high: int, name: str, line: Line) -> int:

@@ -84,6 +84,7 @@ def judgment_to_dict(judgment: ItemJudgment) -> dict[str, Any]:
         "annotator": judgment.annotator, "value": dict(judgment.value), "order": None if judgment.order is None else list(judgment.order),
         "comment": judgment.comment, "flags": list(judgment.flags), "spans": [dict(span) for span in judgment.spans],
         "label_probability": judgment.label_probability, "seconds": judgment.seconds, "diff_viewed": judgment.diff_viewed,
+        "trace": None if judgment.trace is None else dict(judgment.trace),
         "made_at": None if judgment.made_at is None else judgment.made_at.isoformat(),
     }  # fmt: skip
 
@@ -102,7 +103,7 @@ def judgment_from_dict(
         annotator=str(kept.get("annotator") or annotator), value=value, comment=comment,
         order=None if order is None else tuple(order), flags=tuple(kept.get("flags") or ()),
         spans=tuple(kept.get("spans") or ()), label_probability=_label_probability(kept), seconds=kept.get("seconds"),
-        made_at=moment_of(kept.get("made_at"), where), diff_viewed=kept.get("diff_viewed"),
+        made_at=moment_of(kept.get("made_at"), where), diff_viewed=kept.get("diff_viewed"), trace=kept.get("trace"),
     )  # fmt: skip
 
 

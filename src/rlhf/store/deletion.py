@@ -1,0 +1,266 @@
+"""What a store holds of somebody, and deleting it: judgments, the texts of their own conversations, events, and whatever refers to them.
+
+A text is somebody's own if it came from a conversation of theirs (its judgment has a ``trace``). What people judged who
+sat at the labeling page is not theirs: their judgments go, and the tasks stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from rlhf.errors import ConfigError, StorageError
+from rlhf.store.database import place_of, reading, write
+from rlhf.store.table_rows import task_of
+from rlhf.store.tables import (
+    AnnotatorRow,
+    AssignmentRow,
+    EventRow,
+    ForgottenRow,
+    JudgmentRow,
+    ResponseRow,
+    SessionRow,
+    SettingRow,
+    TaskRow,
+    UsedLinkRow,
+)
+from rlhf.store.values import Task
+
+PENDING = "forget pending"
+"""The setting that is there while deleted bytes may still be in the database's files."""
+MAX_NUMBERS = 5_000
+"""In one query: databases bound how many values one may have."""
+TRACE_USER, TEXT_OF = "user", "text_of"
+"""In a trace: whose conversation it is where nobody judged it, and where who judged it is somebody else than who wrote it."""
+EVENT_TEXT_IDS = ("completion_id_b", "next_completion_id")
+
+
+@dataclass(slots=True)
+class OfSomebody:
+    """What a store holds of somebody."""
+
+    names: Collection[str]
+    """They have here."""
+    annotators: list[int] = field(default_factory=list)
+    assignments: list[int] = field(default_factory=list)
+    """Theirs, and others' of the tasks that go."""
+    tasks: list[int] = field(default_factory=list)
+    """Whose texts are theirs."""
+    shared_tasks: list[int] = field(default_factory=list)
+    """Tasks that stay, of which they said something."""
+    events: list[int] = field(default_factory=list)
+    num_judgments: int = 0
+    """Theirs, replaced ones among them."""
+    num_of_others: int = 0
+    """Judgments of others of texts that go."""
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    """Where their conversations came from."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is there."""
+        return not (self.annotators or self.assignments or self.tasks or self.events)
+
+
+def forgotten_people(engine: Engine) -> dict[str, datetime]:
+    """Names of those who were forgotten, and when."""
+    with reading(engine) as session:
+        return {row.name: row.forgotten_at for row in session.scalars(sa.select(ForgottenRow))}
+
+
+def held_of(
+    engine: Engine, *, names: Collection[str] = (), user: str = "", program: str | None = None, trace_id: str = ""
+) -> OfSomebody:
+    """What a store holds of somebody, or of one conversation.
+
+    Args:
+        engine: Of the store.
+        names: Annotators, as they are called here.
+        user: As programs call them that send events; empty for none.
+        program: Only events of this one.
+        trace_id: Of a conversation, or of a message of one; empty for none.
+
+    Raises:
+        ConfigError: One of the names is an owner's.
+    """
+    with reading(engine) as session:
+        return _held_of(session, names, user, program, trace_id)
+
+
+def _held_of(session: Session, names: Collection[str], user: str, program: str | None, trace_id: str) -> OfSomebody:
+    people = {row.number: row for row in session.scalars(sa.select(AnnotatorRow))}
+    mine = {number for number, row in people.items() if row.name in names}
+    if owner := next((people[number].name for number in mine if people[number].role == "owner"), None):
+        raise ConfigError(
+            f"{owner!r} owns this store; make somebody else the owner first (rlhf feedback invite NAME --owner)."
+        )
+    found = OfSomebody(names=sorted({people[number].name for number in mine}), annotators=sorted(mine))
+    columns = (JudgmentRow.assignment, JudgmentRow.task, JudgmentRow.annotator, JudgmentRow.trace)
+    judgments = list(session.execute(sa.select(*columns)))
+    own_ids = {
+        trace["trace_id"]
+        for _, _, who, trace in judgments
+        if trace and _whose(trace, people[who].name) in names and trace.get("trace_id")
+    }
+
+    def is_own_text(trace: dict[str, Any], who: str) -> bool:
+        if trace_id:
+            return trace_id in (trace.get("trace_id"), trace.get("message_id"))
+        return _whose(trace, who) in names or trace.get("trace_id") in own_ids
+
+    own: set[int] = set()
+    others: set[int] = set()
+    for _, task, who, trace in judgments:
+        if trace:
+            (own if is_own_text(trace, people[who].name) else others).add(task)
+            if is_own_text(trace, people[who].name):
+                found.traces.append(dict(trace))
+    for number, given in session.execute(sa.select(TaskRow.number, TaskRow.columns)):
+        trace = given.get("trace") if isinstance(given, dict) else None
+        if isinstance(trace, dict) and is_own_text({**trace, TEXT_OF: trace.get(TRACE_USER)}, ""):
+            own.add(number)
+            found.traces.append(dict(trace))
+    found.tasks = sorted(own - others)
+    gone = set(found.tasks)
+    is_mine = [
+        who in mine or (bool(trace_id) and bool(trace) and is_own_text(trace, people[who].name))
+        for _, _, who, trace in judgments
+    ]
+    assignments = {a for (a, task, _, _), his in zip(judgments, is_mine, strict=True) if his or task in gone}
+    found.shared_tasks = sorted(
+        {task for (_, task, _, _), his in zip(judgments, is_mine, strict=True) if his and task not in gone}
+    )
+    for number, task, who in session.execute(
+        sa.select(AssignmentRow.number, AssignmentRow.task, AssignmentRow.annotator)
+    ):
+        if who in mine or task in gone:
+            assignments.add(number)
+    found.assignments = sorted(assignments)
+    found.num_judgments = sum(is_mine)
+    found.num_of_others = sum(task in gone and not his for (_, task, _, _), his in zip(judgments, is_mine, strict=True))
+    found.events = _events_of(session, user, program) if user else []
+    return found
+
+
+def _whose(trace: dict[str, Any], who: str) -> str:
+    return str(trace.get(TEXT_OF) or who)
+
+
+def _events_of(session: Session, user: str, program: str | None) -> list[int]:
+    """Events that name the user, and those about the same completions that name nobody else."""
+    query = sa.select(EventRow)
+    if program is not None:
+        query = query.where(EventRow.program == program)
+    events = list(session.scalars(query))
+    mine = {event.number for event in events if str(event.content.get("user") or "") == user}
+    about = {(event.program, name) for event in events if event.number in mine for name in _completions(event)}
+    return sorted(
+        event.number
+        for event in events
+        if event.number in mine
+        or (not event.content.get("user") and any((event.program, n) in about for n in _completions(event)))
+    )
+
+
+def _completions(event: EventRow) -> list[str]:
+    ids = [event.completion_id, *(event.content.get(name) for name in EVENT_TEXT_IDS)]
+    return [str(name) for name in ids if name]
+
+
+def delete_held(engine: Engine, held: OfSomebody, *, remember: Iterable[str] = ()) -> None:
+    """Delete it, all or nothing; ``scrub`` then takes it out of the database's files.
+
+    Args:
+        engine: Of the store.
+        held: What goes.
+        remember: Names under which an old file must not bring them back.
+    """
+    names = sorted(set(remember))
+
+    def delete(session: Session) -> None:
+        session.merge(SettingRow(name=PENDING, value=True))
+        # all judgments of an assignment at once: each row refers to the one that it replaces
+        for numbers in _chunks(held.assignments):
+            session.execute(sa.delete(JudgmentRow).where(JudgmentRow.assignment.in_(numbers)))
+            session.execute(sa.delete(AssignmentRow).where(AssignmentRow.number.in_(numbers)))
+        for numbers in _chunks(held.tasks):
+            session.execute(sa.delete(ResponseRow).where(ResponseRow.task.in_(numbers)))
+            session.execute(sa.delete(TaskRow).where(TaskRow.number.in_(numbers)))
+        for numbers in _chunks(held.events):
+            session.execute(sa.delete(EventRow).where(EventRow.number.in_(numbers)))
+        for numbers in _chunks(held.annotators):
+            for table in (SessionRow, UsedLinkRow):
+                session.execute(sa.delete(table).where(table.annotator.in_(numbers)))
+            session.execute(sa.delete(AnnotatorRow).where(AnnotatorRow.number.in_(numbers)))
+        for name in names:
+            session.merge(ForgottenRow(name=name, forgotten_at=datetime.now(UTC)))
+
+    write(engine, delete)
+
+
+def is_pending(engine: Engine) -> bool:
+    """Whether deleted bytes may still be in the database's files."""
+    with reading(engine) as session:
+        return session.get(SettingRow, PENDING) is not None
+
+
+def scrub(engine: Engine) -> None:
+    """Write the database's files anew without what was deleted.
+
+    Raises:
+        StorageError: Somebody else uses the database; what was deleted is deleted, and its bytes may still be on the disk.
+    """
+    try:
+        if engine.dialect.name == "sqlite":
+            connection = engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                for step in ("PRAGMA wal_checkpoint(TRUNCATE)", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                    answer = cursor.execute(step).fetchone()
+                    if answer is not None and answer[0]:
+                        raise StorageError(_busy(engine, "somebody reads it at the moment"))
+                cursor.close()
+            finally:
+                connection.close()
+        else:
+            tables = (JudgmentRow, AssignmentRow, ResponseRow, TaskRow, EventRow, SessionRow, UsedLinkRow, AnnotatorRow)
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as opened:
+                for table in tables:
+                    opened.execute(sa.text(f"VACUUM FULL {table.__tablename__}"))
+    except Exception as err:
+        if isinstance(err, StorageError):
+            raise
+        raise StorageError(_busy(engine, str(getattr(err, "orig", None) or err).strip().splitlines()[0])) from err
+
+    def done(session: Session) -> None:
+        session.execute(sa.delete(SettingRow).where(SettingRow.name == PENDING))
+
+    write(engine, done)
+
+
+def _busy(engine: Engine, reason: str) -> str:
+    return (
+        f"What was to be forgotten is deleted, but its bytes may still be in the files of {place_of(engine)}, which can't be written anew "
+        f"({reason}). Stop `rlhf annotate` and repeat the command."
+    )
+
+
+def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(numbers), MAX_NUMBERS):
+        yield numbers[start : start + MAX_NUMBERS]
+
+
+def tasks_numbered(engine: Engine, numbers: Sequence[int]) -> list[Task]:
+    """Tasks by their numbers."""
+    with reading(engine) as session:
+        return [
+            task_of(row)
+            for chunk in _chunks(numbers)
+            for row in session.scalars(sa.select(TaskRow).where(TaskRow.number.in_(chunk)).order_by(TaskRow.number))
+        ]
