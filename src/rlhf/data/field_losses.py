@@ -38,10 +38,11 @@ def check_arrivals(
     lost = [a.mark for a in arrivals if not a.arrives]
     refused = [mark for mark in lost if mark.field not in allowed]
     if refused:
+        names = ", ".join(dict.fromkeys(mark.field for mark in refused))
         hint = PARTS_HINT if any(mark.field == "content" for mark in refused) else ""
         raise RowError(
             where,
-            f"the chat template leaves out {lost_in_words(refused, num_messages)}.{hint} {WAYS_OUT.format(', '.join(dict.fromkeys(mark.field for mark in refused)))}",
+            f"the chat template leaves out {lost_in_words(refused, num_messages)}.{hint} {WAYS_OUT.format(names)}",
         )
     for number in turns:
         of_turn = [a for a in arrivals if a.mark.message == number and a.arrives]

