@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-NO_WINDOWS = "rlhf does not run on Windows itself; install and start it inside WSL (Windows Subsystem for Linux: wsl --install)."
+NO_WINDOWS = (
+    "rlhf does not run on Windows itself; install and start it inside WSL (Windows Subsystem for Linux: wsl --install)."
+)
 
 
 def main() -> None:

@@ -14,7 +14,12 @@ from rlhf.errors import ConfigError, DataError, UnknownNameError
 
 ROWS = [
     {"prompt": "Where is Rome?\n", "completion": "In Italy."},
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "reasoning": "be kind"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "hello", "reasoning": "be kind"},
+        ]
+    },
 ]
 
 
@@ -87,7 +92,13 @@ def test_check_with_a_model_finds_what_its_template_leaves_out(rows):
 
 def test_control_characters_are_seen_and_lines_end_with_line_breaks():
     assert visible("a\tb\x1b[31m\\n") == r"a\tb\x1b[31m\\n"
-    tokens = [token("a"), token("b\n"), token("c"), token("d\n\n", trained=True), token("<eos>", trained=True, special=True)]
+    tokens = [
+        token("a"),
+        token("b\n"),
+        token("c"),
+        token("d\n\n", trained=True),
+        token("<eos>", trained=True, special=True),
+    ]
     assert list(marked_lines(tokens)) == ["    a\u00a6b\\n", "    c", r"  + d\n\n", "  + <eos>"]
     text = colored_tokens(tokens)
     assert text.plain == "ab\\n\ncd\\n\\n\n<eos>"

@@ -26,5 +26,7 @@ def test_windows_is_refused_in_a_sentence_that_names_the_way_out():
 
 
 def test_elsewhere_the_same_entry_point_runs_the_command():
-    done = subprocess.run([sys.executable, "-m", "rlhf", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhf", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout[0].isdigit()

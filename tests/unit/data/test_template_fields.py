@@ -17,6 +17,7 @@ from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.errors import UnknownNameError
 from tests.fixtures.chat_templates import READ, TEMPLATES, losses, made_dialogue
 from tests.unit.data.conftest import CHATML, build_tokenizer
+from tests.unit.data.test_chat import trl_templates
 
 ALL = ["content", "reasoning", "tool_calls", "tools"]
 SPECIAL = ("<bos>", "<eos>", "<|im_end|>", "<|end|>", "<|call|>")
@@ -212,3 +213,26 @@ def test_a_template_that_minds_the_words_is_asked_field_by_field(tokenizer):
     chat = chat_format(tokenizer, template)
     (asked, said) = chat.arrivals([ASKED, {"role": "assistant", "content": "me"}], {}, "f:1")
     assert (asked.arrives, said.arrives) == (True, False)
+
+
+# -- the templates of real models, as TRL ships them
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not trl_templates(), reason="TRL is not installed (dev extra), and the templates are its own")
+def test_on_templates_of_real_models_what_is_measured_as_lost_is_what_is_missing(tokenizer):
+    num_taken = num_losing = 0
+    for path in trl_templates():
+        chat = chat_format(tokenizer, path.read_text(encoding="utf-8"))
+        for seed in range(6):
+            row, words = made_dialogue(seed, several_calls=False)
+            try:
+                text = chat.render(row["messages"], row, "f:1")
+            except RowError:
+                continue  # no system message, no tools, or pictures only
+            missing = {at for word, at in words.of.items() if word not in text}
+            assert measured(chat, row) == missing, (path.stem, seed, text)
+            num_taken += 1
+            num_losing += bool(missing)
+    assert num_taken > 200
+    assert 50 < num_losing < num_taken

@@ -16,7 +16,9 @@ ASKED = {"role": "user", "content": "who"}
 @pytest.fixture(scope="module")
 def tokenizer():
     special = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
-    return build_tokenizer(special=special, bos_token="<bos>", eos_token="<eos>", additional_special_tokens=list(special[2:]))
+    return build_tokenizer(
+        special=special, bos_token="<bos>", eos_token="<eos>", additional_special_tokens=list(special[2:])
+    )
 
 
 def view(row, tokenizer, **options):

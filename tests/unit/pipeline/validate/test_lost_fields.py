@@ -22,7 +22,14 @@ ROW = {
 
 def recipe(folder, **stage):
     (folder / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 8)
-    sft = {"kind": "sft", "model": "embedded", "data": str(folder / "rows.jsonl"), "max_steps": 1, "epochs": None, **stage}
+    sft = {
+        "kind": "sft",
+        "model": "embedded",
+        "data": str(folder / "rows.jsonl"),
+        "max_steps": 1,
+        "epochs": None,
+        **stage,
+    }
     return RecipeConfig.of({"name": "run", "output_dir": str(folder), "threads": 1, "stages": {"sft": sft}})
 
 
