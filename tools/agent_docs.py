@@ -94,7 +94,7 @@ def agents() -> str:
 
 A run is a YAML recipe: `name`, and `stages` by name, each with a `kind` and its settings; `stage:NAME` names what another stage makes.
 
-1. `rlhf config schema --json` prints the JSON Schema of a recipe; `rlhf config schema KIND` lists the settings of one kind with defaults and meanings.
+1. `rlhf config schema --json` prints the JSON Schema of a recipe; `rlhf config schema KIND` lists the settings of a kind with their meanings.
 2. `rlhf data check FILE` and `rlhf data show FILE model=NAME` say what a data file is and which tokens are trained.
 3. `rlhf validate RECIPE --json` finds errors before anything trains; every message names the key and what to write.
 4. `rlhf run RECIPE`; running it again resumes or keeps what is there. Most commands take `--json`.

@@ -94,7 +94,7 @@ def _made_for(stage: str) -> str:
 
     if stage in ACCEPTED and stage not in BY_KIND:
         return stage
-    kind = look_up({**dict.fromkeys(ACCEPTED), **BY_KIND}, stage, kind="stage kind or data set")
+    kind: Any = look_up({**dict.fromkeys(ACCEPTED), **BY_KIND}, stage, kind="stage kind or data set")
     made_for = getattr(kind, "rows_for", "grpo" if "prompts" in kind.model_fields else None)
     if made_for is None:
         raise ConfigError(f"A stage of kind {stage!r} reads no rows; give one that trains or samples.")

@@ -344,7 +344,7 @@ def prompt_dialogue(chat: ChatFormat, messages: Messages, *, columns: Mapping[st
     check_has_template(chat, where)
     check_roles(chat, messages, where)
     begun = messages[-1]["role"] == "assistant"
-    how = {"continue_final_message": True} if begun else {"add_generation_prompt": True}
+    how: dict[str, Any] = {"continue_final_message": True} if begun else {"add_generation_prompt": True}
     messages, loses = check_fields(chat, messages, columns, where, **how)
     return Dialogue(chat.render(messages, columns, where, **how), [], loses=loses)
 

@@ -209,7 +209,8 @@ def _view(part: Part, raw: RawRow, trial: RowTrial, made_for: str | None, option
 
 
 def _sequences(row: Row, plan: Plan, how: Tokenization, report: TokenizationReport) -> Iterator[SequenceView]:
-    special = frozenset(how.tokenizer.convert_tokens_to_ids(list(special_tokens(how.tokenizer))))
+    special_ids: Any = how.tokenizer.convert_tokens_to_ids(list(special_tokens(how.tokenizer)))
+    special = frozenset(special_ids)
     for training_row, stored in plan.items([row], how, report, skip_bad_rows=False):
         item = stored.item(training_row)
         if isinstance(item, Prompt):
@@ -262,7 +263,7 @@ def _tokens(ids: list[int], trained: list[bool], special: frozenset[int], how: T
 def token_text(tokenizer: PreTrainedTokenizerBase, number: int) -> str:
     """The text of one token, white space at its beginning included; its name where it is a part of a character."""
     name = str(tokenizer.convert_ids_to_tokens(number))
-    text = tokenizer.decode([number], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = str(tokenizer.decode([number], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     if "\ufffd" in text and "\ufffd" not in name:
         return name
     return f" {text}" if name.startswith("\u2581") and not text.startswith(" ") else text

@@ -95,8 +95,8 @@ def tokenization(
         )
     look_up(TRUNCATIONS, truncation, kind="truncation policy")
     look_up(SCORES, train_on, kind="value of train_on")
-    for name in allow_lost_fields or ():
-        look_up(dict.fromkeys(LOST_FIELDS), name, kind="field of a dialogue (allow_lost_fields)")
+    for field in allow_lost_fields or ():
+        look_up(dict.fromkeys(LOST_FIELDS), field, kind="field of a dialogue (allow_lost_fields)")
     allowed = _ALLOWED.get() if allow_lost_fields is None else allow_lost_fields
     for name, length, least in (("max_length", max_length, 2), ("max_prompt_length", max_prompt_length, 1)):
         if length is not None and length < least:
