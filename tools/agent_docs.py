@@ -75,7 +75,7 @@ def exit_codes() -> str:
 
 def make_targets() -> str:
     """Targets of the Makefile that say what they do."""
-    found = re.findall(r"^([\w-]+):.*?## (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.findall(r"^(\w+):.*?## (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     return "\n".join(f"- `make {name}`: {about}" for name, about in found)
 
 
