@@ -108,6 +108,16 @@ def test_the_design_page_tells_which_names_are_still_planned():
     assert planned == PROMISED - rlhf.PUBLIC.keys(), "docs/design.md, 'Planned names', is not what the code is"
 
 
+def test_the_stability_page_names_pages_and_checks_that_exist():
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(tests/[\w/]+\.py)`", page)) >= {
+        "tests/architecture/test_public_names.py",
+        "tests/unit/test_cli.py",
+    }
+    for name in re.findall(r"`(tests/[\w/]+\.py)`", page):
+        assert (ROOT / name).is_file(), name
+
+
 def test_a_misspelled_name_is_answered_with_the_nearest(monkeypatch):
     monkeypatch.setitem(rlhf.PUBLIC, "PPOTrainer", "rlhf.training.ppo:PPOTrainer")
     with pytest.raises(AttributeError, match="Did you mean 'PPOTrainer'"):

@@ -50,6 +50,17 @@ def test_what_is_no_device_is_refused_by_the_recipe_and_by_the_library(name, tmp
         resolve_device(name)
 
 
+def test_apples_gpu_is_refused_in_a_sentence_and_never_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == torch.device("cpu")
+    for name in ("mps", "mps:0"):
+        with pytest.raises(ConfigError, match=r"float64.*`device: cpu`"):
+            resolve_device(name)
+        with pytest.raises(ConfigError, match=r"device: .*float64.*`device: cpu`"):
+            recipe(tmp_path, device=name)
+
+
 def test_a_number_beyond_the_last_gpu_is_an_error_that_counts_them():
     with pretend_gpu(count=2):
         assert resolve_device("cuda:1") == torch.device("cuda", 1)

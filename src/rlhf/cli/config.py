@@ -78,10 +78,11 @@ def config_schema(
     as_json: Annotated[bool, typer.Option("--json", help="JSON schema instead of a table.")] = False,
 ) -> None:
     """List settings with type, default and meaning."""
+    from rlhf.config.json_schema import json_schema
     from rlhf.config.schema import class_to_describe, describe_settings
 
     owner = class_to_describe(kind)
-    print(json.dumps(owner.model_json_schema(), indent=2) if as_json else describe_settings(owner))
+    print(json.dumps(json_schema(owner), indent=2) if as_json else describe_settings(owner))
 
 
 @app.command("presets")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli.options import JsonOption
+from rlhf.cli.data_show import TOKENIZATION_KEYS, data_show, settings_of_tokenization
+from rlhf.cli.options import JsonOption, Overrides, SettingsCommand
 from rlhf.errors import printable
 
 app = typer.Typer(help="Look at data before you train.", no_args_is_help=True)
@@ -20,12 +21,24 @@ TokenizerOption = Annotated[
 ]
 
 
-@app.command("check")
-def data_check(file: File, as_json: JsonOption = False) -> None:
-    """What is this file, how many rows can be used, and which can't? Exits with 3 where a row is bad."""
+app.command("show", cls=SettingsCommand)(data_show)
+
+
+@app.command("check", cls=SettingsCommand)
+def data_check(file: File, settings: Overrides = None, as_json: JsonOption = False) -> None:
+    """What is this file, how many rows can be used, and which can't? Exits with 3 where a row is bad.
+
+    \b
+    rlhf data check rows.jsonl
+    rlhf data check rows.jsonl model=Qwen/Qwen3-0.6B
+
+    With a model or a tokenizer every row is tokenized as a run would, which finds fields that the chat template leaves out.
+    Settings: model or tokenizer, chat_template, stage, train_on, max_length, truncation, columns, allow_lost_fields.
+    """
     from rlhf.data.inspect import run_check
 
-    found = run_check(file)
+    tokenizer, made_for, options = settings_of_tokenization(settings, TOKENIZATION_KEYS, required=False)
+    found = run_check(file, tokenizer=tokenizer, made_for=made_for, **options)
     _show(found, as_json)
     if found.bad_rows:
         raise typer.Exit(3)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, JsonOption, Overrides, SettingsCommand
-from rlhf.errors import ConfigError, did_you_mean, printable
+from rlhf.cli.options import DeviceOption, JsonOption, Overrides, SettingsCommand, known_settings
+from rlhf.errors import ConfigError, printable
 from rlhf.formatting import interval, percentage, plain_number
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def debug_rewards(
 
     reward=SPEC scores the rows first (a folder, FILE.py:FUNCTION, rules, a URL); source=COLUMN groups by a column.
     """
-    given = _settings(settings, ("reward", "source"))
+    given = known_settings(settings, ("reward", "source"))
     from rlhf.evaluation.score_distribution import read_scores, score_report
 
     rows = read_scores(file, needs_scores="reward" not in given)
@@ -70,7 +70,7 @@ def debug_kl(
 
     Settings: prompts=FILE, limit, max_new_tokens (64), temperature (1), seed.
     """
-    given = _settings(settings, ("prompts", "limit", "max_new_tokens", "temperature", "seed"))
+    given = known_settings(settings, ("prompts", "limit", "max_new_tokens", "temperature", "seed"))
     if "prompts" not in given:
         raise ConfigError("debug kl needs prompts=FILE, what the policy is asked.")
     from rlhf.config.policy import SamplingConfig
@@ -112,19 +112,6 @@ def debug_kl(
         for t in found.tokens
     ]
     print(printable("\n".join(lines)))
-
-
-def _settings(items: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]:
-    from rlhf.config.base import apply_overrides
-
-    given = apply_overrides({}, items or [])
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"There is no setting {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
-    return {
-        name: value["path"] if isinstance(value, Mapping) and set(value) == {"path"} else value
-        for name, value in given.items()
-    }
 
 
 def _whole(given: Mapping[str, Any], name: str, default: int | None) -> int | None:

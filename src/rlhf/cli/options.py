@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+from rlhf.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +67,24 @@ def _as_setting(option: str, args: list[str]) -> str:
             behind = args[place + 1 : place + 2]
             return f"{key}={value if equals else next((x for x in behind if not x.startswith('-')), 'VALUE')}"
     return f"{key}=VALUE"
+
+
+def known_settings(items: list[str] | None, known: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE of a command that has a few settings of its own.
+
+    Raises:
+        ConfigError: A key that is not among them.
+    """
+    from rlhf.config.base import apply_overrides
+
+    given = apply_overrides({}, items or [])
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"There is no setting {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+    return {
+        name: value["path"] if isinstance(value, Mapping) and set(value) == {"path"} else value
+        for name, value in given.items()
+    }
 
 
 def file_name(text: str) -> str:

@@ -13,6 +13,11 @@ DType = Literal["float32", "bfloat16", "float16"]
 AUTO = "auto"
 """The first GPU that torch has, else the CPU."""
 DEVICE_FORMS = "auto, cpu, cuda or cuda:N"
+APPLE_GPU = re.compile(r"mps(:\d+)?", re.ASCII)
+NO_APPLE_GPU = (
+    "Apple's GPUs have no float64, in which samples are drawn and advantages and metrics added up; on a Mac models run on the CPU: write "
+    "`device: cpu`"
+)
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
 
 
@@ -22,6 +27,8 @@ def is_device_name(name: str) -> bool:
 
 
 def _device_name(name: str) -> str:
+    if APPLE_GPU.fullmatch(name):
+        raise ValueError(NO_APPLE_GPU)
     if not is_device_name(name):
         raise ValueError(f"a device is {DEVICE_FORMS}")
     return name

@@ -13,6 +13,7 @@ from typing_extensions import override
 from rlhf.config.base import InputPath, Kind
 from rlhf.config.environment import EnvironmentSpec
 from rlhf.config.formulas import Formula
+from rlhf.config.lost_fields import LostField
 from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
@@ -136,7 +137,15 @@ class StageConfig(Kind, MethodHints):
         return {}
 
 
-class DataInputs(StageConfig):
+class DialogueInputs(StageConfig):
+    """Rows that may be dialogues."""
+
+    allow_lost_fields: list[LostField] = Field(default_factory=list)
+    """Fields of a dialogue that the chat template may leave out: `content`, `reasoning`, `tool_calls`, `tools`. A row of which it leaves
+    out another is an error (docs/data-show.md)."""
+
+
+class DataInputs(DialogueInputs):
     """Rows to learn from and rows to look at."""
 
     data: InputPath | list[InputPath]
@@ -177,7 +186,7 @@ class DataInputs(StageConfig):
         return self.eval_data is not None or self.eval_frac > 0
 
 
-class FilteredPrompts(StageConfig):
+class FilteredPrompts(DialogueInputs):
     """Prompts of which some may be left out."""
 
     row_filter: RowFilter | None = None

@@ -11,15 +11,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.config.lost_fields import LostField
 from rlhf.data.contracts import Message, Messages, RowError
+from rlhf.data.field_losses import check_arrivals
 from rlhf.data.message_text import describe, listed, one_line, short
 from rlhf.data.prefixes import shared_length
 from rlhf.data.strict_json import RefusedJsonError, decode
+from rlhf.data.template_fields import Arrival, TemplateFields, without_lost_reasoning
 from rlhf.errors import ConfigError, ModelError, did_you_mean, look_up
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ class Dialogue:
     """Characters ``text[start:end]`` that the assistant wrote, end-of-turn mark included; in order, not overlapping."""
     question_differs: bool = False
     """The template asks with something that the answered dialogue does not hold, such as an opened ``<think>``."""
+    loses: bool = False
+    """The template leaves out a field, which is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,16 @@ class ChatFormat:
     tokenizer: PreTrainedTokenizerBase
     template: str | None
     """Jinja text; None for the tokenizer's own."""
+    allow_lost_fields: frozenset[LostField] = frozenset()
+    """What the template may leave out."""
+    fields: TemplateFields = field(default_factory=TemplateFields, compare=False, repr=False)
+    """What was measured of the template."""
 
     def render(self, messages: Messages, columns: Mapping[str, Any], where: str, **how: bool) -> str:
         """Text of a dialogue.
 
         Args:
-            messages: At least one.
+            messages: At least one. Reasoning is handed over under the key, and arguments of calls in the form, that the template reads.
             columns: The row's other columns; ``tools`` and ``chat_template_kwargs`` go to the template.
             where: The row, for messages.
             how: ``add_generation_prompt`` or ``continue_final_message``.
@@ -76,6 +85,26 @@ class ChatFormat:
         Raises:
             RowError: The template refuses the dialogue.
         """
+        return self._render_as_given(self.handed_over(messages, columns, where), columns, where, **how)
+
+    def handed_over(self, messages: Messages, columns: Mapping[str, Any], where: str) -> Messages:
+        """The dialogue as the template reads it; see ``TemplateFields.handed_over``."""
+        return self.fields.handed_over(messages, columns, where, lambda m, c: self._render_as_given(m, c, where))
+
+    def arrivals(self, messages: Messages, columns: Mapping[str, Any], where: str, **how: bool) -> list[Arrival]:
+        """Every field of the dialogue that says something, and whether it is in what ``render`` makes of it."""
+
+        def render(marked: Messages, others: Mapping[str, Any]) -> tuple[str, Sequence[tuple[int, int]] | None]:
+            dialogue = None if how else self._marked_as_given(marked, others, where)
+            if dialogue is not None:
+                return dialogue.text, dialogue.spans
+            return self._render_as_given(marked, others, where, **how), None
+
+        return self.fields.arrivals(
+            self.handed_over(messages, columns, where), columns, render, manner=tuple(sorted(how))
+        )
+
+    def _render_as_given(self, messages: Messages, columns: Mapping[str, Any], where: str, **how: bool) -> str:
         tools, more = _template_arguments(columns, where)
         try:
             apply: Any = self.tokenizer.apply_chat_template  # its annotations know neither **kwargs nor plain dicts
@@ -90,6 +119,9 @@ class ChatFormat:
 
     def marked_spans(self, messages: Messages, columns: Mapping[str, Any], where: str) -> Dialogue | None:
         """The dialogue by the template's own ``{% generation %}`` marks; None for a template without them."""
+        return self._marked_as_given(self.handed_over(messages, columns, where), columns, where)
+
+    def _marked_as_given(self, messages: Messages, columns: Mapping[str, Any], where: str) -> Dialogue | None:
         tools, more = _template_arguments(columns, where)
         template = self.tokenizer.get_chat_template(self.template, tools)
         if not has_generation_marks(template):
@@ -110,31 +142,38 @@ class ChatFormat:
         return Dialogue(texts[0], [(start, end) for start, end in spans[0] if end > start])
 
 
-def chat_format(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> ChatFormat:
+def chat_format(
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: str | None = None,
+    *,
+    allow_lost_fields: Collection[LostField] = (),
+) -> ChatFormat:
     """Settle which template renders dialogues.
 
     Args:
         tokenizer: Brings its own template, or not.
         chat_template: None for the tokenizer's own, a name in ``CHAT_TEMPLATES``, a path to a Jinja file, or
             Jinja text.
+        allow_lost_fields: What the template may leave out.
 
     Raises:
         UnknownNameError: The name is neither a built-in template nor a file.
         ConfigError: The tokenizer lacks what the built-in template needs.
     """
+    allowed = frozenset(allow_lost_fields)
     if chat_template is None:
-        return ChatFormat(tokenizer, None)
+        return ChatFormat(tokenizer, None, allowed)
     if "{{" in chat_template or "{%" in chat_template:
-        return ChatFormat(tokenizer, chat_template)
+        return ChatFormat(tokenizer, chat_template, allowed)
     if chat_template not in CHAT_TEMPLATES and os.path.isfile(chat_template):
-        return ChatFormat(tokenizer, Path(chat_template).read_text(encoding="utf-8"))
+        return ChatFormat(tokenizer, Path(chat_template).read_text(encoding="utf-8"), allowed)
     template = look_up(CHAT_TEMPLATES, chat_template, kind="chat template or template file")
     if tokenizer.eos_token is None:
         raise ConfigError(
             f"The chat template {chat_template!r} ends each turn with EOS, and the tokenizer has no EOS token; "
             "set tokenizer.eos_token, or give another template."
         )
-    return ChatFormat(tokenizer, template)
+    return ChatFormat(tokenizer, template, allowed)
 
 
 def check_has_template(chat: ChatFormat, where: str) -> None:
@@ -195,7 +234,7 @@ def render_dialogue(
         first: Turns before this message are not looked at.
 
     Raises:
-        RowError: No assistant's turn, or the template leaves one out, or rewrites earlier ones once later ones follow.
+        RowError: No assistant's turn, or the template leaves one or another field out, or rewrites earlier ones once later ones follow.
     """
     check_has_template(chat, where)
     check_roles(chat, messages, where)
@@ -203,15 +242,41 @@ def render_dialogue(
     if not turns:
         roles = listed(message["role"] for message in messages[first:])
         raise RowError(where, f"no message is the assistant's, so there is nothing to score; the roles are {roles}.")
+    messages, loses = check_fields(chat, messages, columns, where, turns=turns)
     dialogue = chat.marked_spans(messages, columns, where)
     if dialogue is not None:
         dialogue = _from_turn(chat, dialogue, messages, turns[0] if first else 0, columns, where)
     else:
         dialogue = _by_rendering(chat, messages, turns, columns, where)
-    said = "".join(dialogue.text[start:end] for start, end in dialogue.spans)
-    for number in turns:
-        _check_is_said(messages, number, said, where)
-    return dialogue
+    if not dialogue.spans:
+        raise RowError(
+            where, "no token of the row would be trained: the chat template writes nothing for what the assistant says."
+        )
+    return replace(dialogue, loses=loses)
+
+
+def check_fields(
+    chat: ChatFormat,
+    messages: Messages,
+    columns: Mapping[str, Any],
+    where: str,
+    *,
+    turns: Sequence[int] = (),
+    **how: bool,
+) -> tuple[Messages, bool]:
+    """Refuse a dialogue of which the template leaves a field out, or one of the ``turns`` untrained; see ``check_arrivals``.
+
+    Returns:
+        The dialogue without the reasoning that is lost, so that a part of it is rendered as it is in the whole; and whether any field is.
+
+    Raises:
+        RowError: By field and message.
+    """
+    arrivals = chat.arrivals(messages, columns, where, **how)
+    loses = check_arrivals(
+        arrivals, allowed=chat.allow_lost_fields, num_messages=len(messages), where=where, turns=turns
+    )
+    return without_lost_reasoning(chat.handed_over(messages, columns, where), arrivals) if loses else messages, loses
 
 
 def _by_rendering(
@@ -267,17 +332,21 @@ def _question_end(
 
 
 def render_prompt(chat: ChatFormat, messages: Messages, *, columns: Mapping[str, Any], where: str) -> str:
-    """Text of a prompt, up to where the assistant's completion begins.
+    """The text of ``prompt_dialogue``."""
+    return prompt_dialogue(chat, messages, columns=columns, where=where).text
+
+
+def prompt_dialogue(chat: ChatFormat, messages: Messages, *, columns: Mapping[str, Any], where: str) -> Dialogue:
+    """A prompt, up to where the assistant's completion begins; nothing of it is to be scored.
 
     A prompt that ends in the assistant's own words is to be continued from there.
     """
     check_has_template(chat, where)
     check_roles(chat, messages, where)
     begun = messages[-1]["role"] == "assistant"
-    how = {"continue_final_message": True} if begun else {"add_generation_prompt": True}
-    text = chat.render(messages, columns, where, **how)
-    _check_is_said(messages, len(messages) - 1, text, where)
-    return text
+    how: dict[str, Any] = {"continue_final_message": True} if begun else {"add_generation_prompt": True}
+    messages, loses = check_fields(chat, messages, columns, where, **how)
+    return Dialogue(chat.render(messages, columns, where, **how), [], loses=loses)
 
 
 def _refused(messages: Messages, where: str, err: Exception) -> RowError:
@@ -288,17 +357,6 @@ def _refused(messages: Messages, where: str, err: Exception) -> RowError:
         f"the chat template refuses this dialogue (roles: {roles}): {type(err).__name__}: {one_line(err)}. "
         "Mend the row, or give a template that takes it with chat_template=.",
     )
-
-
-def _check_is_said(messages: Messages, number: int, text: str, where: str) -> None:
-    """Refuse a template that wants content in another form and renders nothing of a string, without an error."""
-    content = messages[number].get("content")
-    # The last word is enough, and survives templates that take thoughts out of the content.
-    if isinstance(content, str) and content.split() and content.split()[-1] not in text:
-        raise RowError(
-            where,
-            f"the chat template leaves out what message {number + 1} says; does it want content as a list of parts?",
-        )
 
 
 def _rewritten(earlier: str, later: str, where: str, number: int) -> RowError:

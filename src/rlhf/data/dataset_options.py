@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from rlhf.config.lost_fields import LostField
 from rlhf.data import plans
 from rlhf.data.plans import Plan
 from rlhf.data.read import ReadOptions
@@ -29,6 +30,9 @@ class DatasetOptions(ReadOptions, total=False):
     """SFT: ``completion`` (the default), ``assistant`` (its turns in the prompt too) or ``all`` tokens."""
     chat_template: str | None
     """None for the tokenizer's own, the name of a built-in one, a Jinja file or Jinja text."""
+    allow_lost_fields: Collection[LostField] | None
+    """Fields of a dialogue that the template may leave out: ``content``, ``reasoning``, ``tool_calls``, ``tools``. None (the default) for
+    those of ``rlhf.data.tokenization.lost_fields_allowed``, else none."""
     add_eos: bool
     """End completions with EOS where they do not end so already (the default). Steps and prompts never do."""
     step_separator: str

@@ -60,8 +60,8 @@ class TokenizedDataset(Generic[ItemT]):
             source: See ``rlhf.data.read.open_rows``.
             tokenizer: Its ids are what the model knows. Stepwise rows need a fast one.
             workers: Processes that tokenize; 1 for this one. Items, counts and errors are the same with any number.
-            options: ``max_length``, ``max_prompt_length``, ``truncation``, ``chat_template`` and, where the kind has them,
-                ``add_eos``, ``train_on`` and ``step_separator``: see ``DatasetOptions``. Of the reading: ``on_bad_row``,
+            options: ``max_length``, ``max_prompt_length``, ``truncation``, ``chat_template``, ``allow_lost_fields`` and, where the kind has
+                them, ``add_eos``, ``train_on`` and ``step_separator``: see ``DatasetOptions``. Of the reading: ``on_bad_row``,
                 ``columns``, ``split``, ``subset``, ``limit``.
         """
         if workers < 1:
@@ -76,6 +76,7 @@ class TokenizedDataset(Generic[ItemT]):
             for batch in batches:
                 self._items += plan.items(batch, self.how, self.report, skip_bad_rows=skip)
         else:
+            options["allow_lost_fields"] = self.how.chat.allow_lost_fields  # another process does not know the stage's
             with WorkerPool(workers, self.plan, tokenizer, options) as pool:
                 for items in pool.items(batches, plan, self.how, self.report, skip_bad_rows=skip):
                     self._items += items

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from itertools import combinations, product
 from typing import Any
 
-from rlhf.data.chat import ChatFormat, render_prompt
+from rlhf.data.chat import ChatFormat, check_fields, render_prompt
 from rlhf.data.contracts import (
     CompletionRow,
     Messages,
@@ -254,6 +254,7 @@ def to_conversational(row: Row) -> Row:
 def to_standard(row: Row, chat: ChatFormat) -> Row:
     """Messages become strings by a chat template; the end of a turn is whatever the template writes."""
     if isinstance(row, MessagesRow):
+        check_fields(chat, row.messages, row.columns, row.where)
         text = chat.render(row.messages, row.columns, row.where)
         return TextRow(id=row.id, where=row.where, columns=row.columns, text=text)
     if not isinstance(getattr(row, "prompt", None), list):
@@ -263,6 +264,7 @@ def to_standard(row: Row, chat: ChatFormat) -> Row:
 
     def rest(completion: Text) -> Text:
         assert isinstance(completion, list)
+        check_fields(chat, messages + completion, row.columns, row.where)
         whole = chat.render(messages + completion, row.columns, row.where)
         if not whole.startswith(prompt):
             raise RowError(row.where, "the chat template renders the prompt differently once the completion is there.")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from rlhf.data.contracts import (
     Text,
     UnpairedRow,
 )
+from rlhf.data.dataset_options import DatasetOptions
 from rlhf.data.dedup import digest, duplicate_groups, plain_text, row_text
 from rlhf.data.expand import preferences_of, prompt_key, row_texts
 from rlhf.data.message_text import counted, short
@@ -36,6 +37,7 @@ from rlhf.data.row_conversion import ConvertReport as ConvertReport
 from rlhf.data.row_conversion import run_convert as run_convert
 from rlhf.data.row_report import SHOWN, bad_row_lines, places
 from rlhf.data.sources import Source, file_format, source_name
+from rlhf.data.token_view import RowTrial
 from rlhf.data.write import write_rows
 from rlhf.formatting import percentage
 
@@ -223,14 +225,27 @@ class DedupReport:
         return "\n".join(lines + bad_row_lines(self.bad_rows))
 
 
-def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
+def run_check(
+    source: Source,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    made_for: str | None = None,
+    **options: Unpack[DatasetOptions],
+) -> CheckReport:
     """Read all of a source and say what it is and what is wrong with it; bad rows are listed, never raised.
+
+    Args:
+        source: See ``rlhf.data.read.open_rows``.
+        tokenizer: To tokenize every row as a run would, which finds fields that its chat template leaves out.
+        made_for: The data set that rows are tokenized for, a key of ``rlhf.data.plans.PLANS``; None for what suits the kind of each.
+        options: As a data set takes them.
 
     Raises:
         DataError: The source can't be opened, or holds nothing at all.
     """
-    options["on_bad_row"] = "skip"
-    stream = open_rows(source, **options)
+    reading = {key: value for key, value in options.items() if key in ReadOptions.__annotations__}
+    stream = open_rows(source, **cast(ReadOptions, reading | {"on_bad_row": "skip"}))
+    tokenized = RowTrial(tokenizer, made_for, options) if tokenizer is not None else None
     rows = iter(stream)
     kinds: dict[Kind, list[tuple[int, str]]] = {}
     bad: list[tuple[int, BadRow]] = []
@@ -249,6 +264,9 @@ def run_check(source: Source, **options: Unpack[ReadOptions]) -> CheckReport:
         stream.bad_rows.clear()
         if row is None:
             break
+        if tokenized is not None and (reason := tokenized.why_refused(row)):
+            bad.append((number, BadRow(row.where, reason)))
+            continue
         kinds.setdefault(row.kind, []).append((number, row.where))
         columns.update(row.columns.keys())
         conversational[any(isinstance(text, list) for text in row_texts(row).values())] += 1

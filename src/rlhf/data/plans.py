@@ -32,7 +32,8 @@ Stored = TokenizedRow | StoredPrompt
 Item = tuple[Row, Stored]
 
 
-COMPLETION_OPTIONS = ("max_length", "max_prompt_length", "truncation", "chat_template", "add_eos")
+PROMPT_OPTIONS = ("max_prompt_length", "truncation", "chat_template", "allow_lost_fields")
+COMPLETION_OPTIONS = ("max_length", *PROMPT_OPTIONS, "add_eos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ RATING = Plan(ACCEPTED["rating"], _ratings, single_texts)
 KTO = Plan(ACCEPTED["kto"], _unpaired, single_texts)
 PROMPT = Plan(
     ACCEPTED["grpo"], _prompts, None, strings_are=STRINGS_ARE["grpo"],
-    options=("max_prompt_length", "truncation", "chat_template"),
+    options=PROMPT_OPTIONS,
 )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def stepwise(separator: str) -> Plan:
     """Solutions in steps, each of which ends with a separator: it is written behind those that do not end with it."""
     return Plan(
         ACCEPTED["stepwise"], lambda row, _report: [with_separator(row, separator)], stepwise_texts,
-        options=("max_length", "max_prompt_length", "truncation", "chat_template", "step_separator"),
+        options=("max_length", *PROMPT_OPTIONS, "step_separator"),
     )  # fmt: skip
 
 

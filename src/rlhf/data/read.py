@@ -85,7 +85,7 @@ class RowStream:
                     part.check_unchanged()  # the reader looks again only behind the last row
                     return
                 try:
-                    row = self._parse(part, raw)
+                    row = self.parse(part, raw)
                 except RowError as err:
                     if self.on_bad_row == "error":
                         raise
@@ -96,7 +96,12 @@ class RowStream:
         if good == 0:
             raise NoUsableRowError(_nothing_usable(self.parts, self.bad_rows))
 
-    def _parse(self, part: Part, raw: RawRow) -> Row:
+    def parse(self, part: Part, raw: RawRow) -> Row:
+        """The row that was read at one place.
+
+        Raises:
+            RowError: It can't be used.
+        """
         where = part.name(raw.place)
         if isinstance(raw.value, Unreadable):
             raise RowError(where, raw.value.reason)

@@ -27,6 +27,8 @@ class TokenizationReport:
     """Rows whose tokenizer merges across the end of the prompt; the boundary went left to the last common token."""
     question_differs: int = 0
     """Dialogues whose template asks with something that the answered dialogue lacks, such as an opened ``<think>``."""
+    lost_fields: int = 0
+    """Dialogues of which the chat template leaves out a field that ``allow_lost_fields`` names."""
     truncated: int = 0
     """Rows cut to ``max_length`` or ``max_prompt_length``."""
     dropped_too_long: int = 0

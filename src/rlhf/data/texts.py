@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rlhf.data.chat import render_dialogue, render_prompt
+from rlhf.data.chat import Dialogue, check_fields, check_has_template, prompt_dialogue, render_dialogue
 from rlhf.data.contracts import (
     CompletionRow,
     Messages,
@@ -42,6 +42,8 @@ class Rendered:
     """Special tokens are written out in the text: the template put them there."""
     question_differs: bool = False
     """The template asks with something that the text does not hold: a rollout's prompt is longer than this one."""
+    loses: bool = False
+    """The chat template leaves out a field of the row, which is allowed."""
     whole: bool = False
     """There is no completion that must be kept in one piece: the left side may be cut anywhere."""
 
@@ -89,11 +91,8 @@ def stepwise_texts(row: Row, how: Tokenization) -> list[Rendered]:
     """One solution, and where its steps end."""
     assert isinstance(row, StepwiseRow), row.kind
     chat = isinstance(row.prompt, list)
-    prompt = (
-        row.prompt
-        if isinstance(row.prompt, str)
-        else render_prompt(how.chat, row.prompt, columns=row.columns, where=row.where)
-    )
+    asked = _prompt(row.prompt, row, how)
+    prompt = asked.text
     if not prompt:
         raise RowError(row.where, "the prompt is empty; a solution needs its problem.")
     for number, step in enumerate(row.completions):
@@ -102,15 +101,19 @@ def stepwise_texts(row: Row, how: Tokenization) -> list[Rendered]:
                 row.where, f"step {number + 1} of {len(row.completions)} is empty; leave it and its label out."
             )
     ends = list(accumulate((len(step) for step in row.completions), initial=len(prompt)))[1:]
-    return [Rendered(prompt=prompt, text=prompt + "".join(row.completions), ends=ends, chat=chat)]
+    return [Rendered(prompt=prompt, text=prompt + "".join(row.completions), ends=ends, chat=chat, loses=asked.loses)]
 
 
-def prompt_text(row: Row, how: Tokenization) -> str:
+def prompt_text(row: Row, how: Tokenization) -> Dialogue:
     """What the model is asked with."""
     assert isinstance(row, PromptRow), row.kind
-    if isinstance(row.prompt, str):
-        return row.prompt
-    return render_prompt(how.chat, row.prompt, columns=row.columns, where=row.where)
+    return _prompt(row.prompt, row, how)
+
+
+def _prompt(prompt: Text, row: Row, how: Tokenization) -> Dialogue:
+    if isinstance(prompt, str):
+        return Dialogue(prompt, [])
+    return prompt_dialogue(how.chat, prompt, columns=row.columns, where=row.where)
 
 
 def _siblings(prompt: Text, completions: Sequence[Text], row: Row, how: Tokenization) -> list[Rendered]:
@@ -121,7 +124,13 @@ def _siblings(prompt: Text, completions: Sequence[Text], row: Row, how: Tokeniza
     # The dialogues part before the assistant speaks: what they share is the prefix, and only the assistant is scored.
     shared = sides[0].prompt[: min(shared_length(sides[0].prompt, side.prompt) for side in sides)]
     return [
-        Rendered(prompt=shared, text=side.text, spans=side.spans or [(len(side.prompt), len(side.text))], chat=True)
+        Rendered(
+            prompt=shared,
+            text=side.text,
+            spans=side.spans or [(len(side.prompt), len(side.text))],
+            chat=True,
+            loses=side.loses,
+        )
         for side in sides
     ]
 
@@ -143,8 +152,10 @@ def _completion(prompt: Text, completion: Text, row: Row, how: Tokenization) -> 
 
 def _dialogue(messages: Messages, first: int, row: Row, how: Tokenization, *, whole: bool) -> Rendered:
     if how.train_on == "all":
+        check_has_template(how.chat, row.where)
+        messages, loses = check_fields(how.chat, messages, row.columns, row.where)
         text = how.chat.render(messages, row.columns, row.where)
-        return Rendered(prompt="", text=text, chat=True, whole=True)
+        return Rendered(prompt="", text=text, chat=True, whole=True, loses=loses)
     dialogue = render_dialogue(how.chat, messages, columns=row.columns, where=row.where, first=first)
     start, end = dialogue.spans[0][0], dialogue.spans[-1][1]
     # What stands behind the last scored token changes no loss, and a reward is read at the end of the last turn.
@@ -155,5 +166,6 @@ def _dialogue(messages: Messages, first: int, row: Row, how: Tokenization, *, wh
         spans=spans,
         chat=True,
         question_differs=dialogue.question_differs,
+        loses=dialogue.loses,
         whole=whole,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import contextvars
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rlhf.config.lost_fields import LOST_FIELDS, LostField
 from rlhf.data.chat import ChatFormat, chat_format, special_tokens
 from rlhf.data.truncate import TRUNCATIONS, Truncation
 from rlhf.errors import ConfigError, ModelError, kind_of, look_up
@@ -19,6 +22,19 @@ SCORES: Mapping[str, str] = {
     "assistant": "every turn of the assistant, those in the prompt too",
     "all": "every token but the first",
 }
+
+_ALLOWED: contextvars.ContextVar[frozenset[LostField]] = contextvars.ContextVar("rlhf_lost_fields", default=frozenset())
+
+
+@contextlib.contextmanager
+def lost_fields_allowed(fields: Collection[LostField]) -> Iterator[None]:
+    """Inside, data sets that say nothing of it let chat templates leave these fields out: a stage reads rows in many places, from its
+    data to what a reward model is shown."""
+    token = _ALLOWED.set(frozenset(fields))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +81,7 @@ def tokenization(
     train_on: Score = "completion",
     chat_template: str | None = None,
     add_eos: bool = True,
+    allow_lost_fields: Collection[LostField] | None = None,
 ) -> Tokenization:
     """Check the settings and settle what depends on the tokenizer.
 
@@ -78,6 +95,9 @@ def tokenization(
         )
     look_up(TRUNCATIONS, truncation, kind="truncation policy")
     look_up(SCORES, train_on, kind="value of train_on")
+    for field in allow_lost_fields or ():
+        look_up(dict.fromkeys(LOST_FIELDS), field, kind="field of a dialogue (allow_lost_fields)")
+    allowed = _ALLOWED.get() if allow_lost_fields is None else allow_lost_fields
     for name, length, least in (("max_length", max_length, 2), ("max_prompt_length", max_prompt_length, 1)):
         if length is not None and length < least:
             raise ConfigError(f"{name} is {length}; wanted at least {least}, or None for no limit.")
@@ -92,7 +112,7 @@ def tokenization(
     bos = tokenizer.bos_token_id
     return Tokenization(
         tokenizer=tokenizer,
-        chat=chat_format(tokenizer, chat_template),
+        chat=chat_format(tokenizer, chat_template, allow_lost_fields=allowed),
         max_length=max_length,
         max_prompt_length=max_prompt_length,
         truncation=truncation,

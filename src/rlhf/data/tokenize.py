@@ -177,7 +177,9 @@ def tokenize_prompts(
     rendered: list[tuple[Row, str]] = []
     for row in rows:
         with listing_bad_rows(report, skip_bad_rows):
-            rendered.append((row, prompt_text(row, how)))
+            asked = prompt_text(row, how)
+            report.lost_fields += asked.loses
+            rendered.append((row, asked.text))
     all_ids, _ = how.ids([text for _, text in rendered])
     made: list[tuple[Row, StoredPrompt]] = []
     for (row, text), own in zip(rendered, all_ids, strict=True):
@@ -245,6 +247,7 @@ def _assemble(
     moved = boundary < len(prompt)
     report.boundary_moved += moved
     report.question_differs += any(text.question_differs for text in texts)
+    report.lost_fields += any(text.loses for text in texts)
     report.empty_completions += sum(text.text == text.prompt for text in texts)
 
     branches = []

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from rlhf.config.model import AUTO, DEVICE_FORMS, is_device_name
+from rlhf.config.model import APPLE_GPU, AUTO, DEVICE_FORMS, NO_APPLE_GPU, is_device_name
 from rlhf.errors import ConfigError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -66,6 +66,8 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         ConfigError: See ``placed_on``.
     """
+    if APPLE_GPU.fullmatch(name):
+        raise ConfigError(f"device is {name!r}: {NO_APPLE_GPU}.")
     if not is_device_name(name):
         raise ConfigError(f"device is {name!r}; wanted {DEVICE_FORMS}.")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -18,6 +18,7 @@ from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import PolicyStage, Stage
 from rlhf.config.threads import check_threads
+from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
@@ -254,6 +255,10 @@ class Pipeline:
 
     def _outcome(self, stage: Stage, at: StageContext) -> StageOutcome:
         """Do the work; where that is training and somebody asked, measure where its time goes."""
+        with lost_fields_allowed(getattr(stage, "allow_lost_fields", ())):
+            return self._outcome_of(stage, at)
+
+    def _outcome_of(self, stage: Stage, at: StageContext) -> StageOutcome:
         self._profile = []
         if not self._profiles or not stage.trains:
             return runner(stage.kind)(stage, at)

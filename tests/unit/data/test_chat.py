@@ -47,7 +47,9 @@ def test_consecutive_turns_of_the_assistant_are_each_found(plain_tokenizer):
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_by_name_of_the_row(plain_tokenizer):
-    chat = chat_format(plain_tokenizer, FORGETFUL)
+    with pytest.raises(RowError, match=r"^f:1: .*content of message 3 "):
+        scored(chat_format(plain_tokenizer, FORGETFUL), DIALOGUE)
+    chat = chat_format(plain_tokenizer, FORGETFUL, allow_lost_fields=["content"])
     with pytest.raises(RowError, match=r"^f:1: .*first 3 messages.* 'hello.*' .*'\.\.\."):
         scored(chat, DIALOGUE)
     assert scored(chat, DIALOGUE, first=4) == [" bye\n"], "what is not scored may be rewritten"
@@ -89,9 +91,9 @@ def test_a_template_that_wants_parts_and_gets_strings_is_refused(plain_tokenizer
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     chat = chat_format(plain_tokenizer, template)
-    with pytest.raises(RowError, match="message 3"):
+    with pytest.raises(RowError, match="content of messages 1, 2, 3"):
         scored(chat, DIALOGUE)
-    with pytest.raises(RowError, match="message 2"):
+    with pytest.raises(RowError, match="content of messages 1 and 2"):
         render_prompt(chat, DIALOGUE[:2], columns={}, where="f:1")
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in DIALOGUE]
     assert scored(chat, parts) == ["hello<|im_end|>", "bye<|im_end|>"]
@@ -196,7 +198,7 @@ def test_real_templates_give_the_assistants_words_and_nothing_else(tokenizer_of_
     chat = chat_format(tokenizer_of_many_ends, path.read_text())
     dialogue = [*DIALOGUE[1:3], {"role": "user", "content": "and?"}, {"role": "assistant", "content": "bye now"}]
     if path.stem.removesuffix("_training") in WANT_PARTS:
-        with pytest.raises(RowError, match=r"leaves out what message|refuses this dialogue"):
+        with pytest.raises(RowError, match=r"leaves out content of messages|refuses this dialogue"):
             scored(chat, dialogue, first=3)
         return
     last = "".join(scored(chat, dialogue, first=3))

@@ -187,6 +187,7 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
         return None
     key, config = models[0]
     root = root_model(review.recipe.stages, config)
+    allowed = tuple(getattr(stage, "allow_lost_fields", ()))
     place = (
         "lengths",
         rows.sources,
@@ -194,6 +195,7 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
         rows.limit,
         root and root.model_dump_json(),
         getattr(stage, "train_on", None),
+        allowed,
     )
     if place in review.shared:
         known: Lengths | None = review.shared[place]
@@ -217,11 +219,12 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
 
     report = TokenizationReport()
     with review.at(rows.key):
-        how = tokenization(tokenizer, train_on=getattr(stage, "train_on", "completion"))
+        how = tokenization(tokenizer, train_on=getattr(stage, "train_on", "completion"), allow_lost_fields=allowed)
         items = PLANS[rows.wanted].items(sample, how, report, skip_bad_rows=True)
         if report.bad_rows and not rows.skips_bad_rows:
-            row = report.bad_rows[0]
-            review.error(rows.key, f"{row.where}: {row.reason}", DataError)
+            row, num_bad = report.bad_rows[0], len(report.bad_rows)
+            among = f" ({num_bad:,} of {counted(len(sample), 'row')} looked at can't be used.)" if num_bad > 1 else ""
+            review.error(rows.key, f"{row.where}: {row.reason}{among}", DataError)
         review.shared[place] = Lengths(items)
     made: Lengths | None = review.shared[place]
     return made
