@@ -34,8 +34,6 @@ from rlhf.evaluation.scaling import (
     Form,
     Moment,
     ScalingFit,
-    best_of_n_kl,
-    best_of_n_means,
     fit_scaling,
     recalibrated_scale,
 )
@@ -43,6 +41,7 @@ from rlhf.files import write_json, write_text
 from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_means
 from rlhf.pipeline.run import Pipeline, machine, versions
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rollout.local import LocalEngine

@@ -55,7 +55,7 @@ class StrategyConfig(Kind):
         """Whether these settings compare answers."""
         return "answer" in type(self).model_fields
 
-    def arguments(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
         """Settings that the strategy's function takes by keyword."""
         return {
             name: getattr(self, name) for name in type(self).model_fields if name not in ("kind", "name", "answer")
@@ -277,7 +277,7 @@ class OwnStrategyConfig(StrategyConfig):
     kind: Literal["function"] = "function"
     function: FunctionName
     """`package.module:function` or `path/to/file.py:function`."""
-    arguments_: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict, alias="arguments")
+    arguments: Annotated[dict[str, Any], Names.TEXT_OR_FILE] = Field(default_factory=dict)
     """Given to every call by keyword."""
 
     @property
@@ -285,9 +285,9 @@ class OwnStrategyConfig(StrategyConfig):
         """The function's own name."""
         return self.name or self.function.rpartition(":")[2]
 
-    def arguments(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
         """As they are."""
-        return dict(self.arguments_)
+        return dict(self.arguments)
 
 
 STRATEGY_KINDS: tuple[type[StrategyConfig], ...] = (

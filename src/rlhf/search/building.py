@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.search import AnswerConfig, OwnStrategyConfig, SearchConfig, SearchSettings, StrategyConfig
+from rlhf.config.search import AnswerConfig, OwnStrategyConfig, SearchSettings, StrategyConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.rewards.functions import load_function
+from rlhf.rewards.model_reward import ModelReward
 from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import RolloutEngine
@@ -32,7 +33,7 @@ def strategy_function(config: StrategyConfig) -> Strategy:
 
 def arguments_of(config: StrategyConfig, common: AnswerConfig) -> dict[str, Any]:
     """Keywords of the strategy's function."""
-    arguments = config.arguments()
+    arguments = config.keywords()
     if "answer" in type(config).model_fields and config.needs_answer:
         arguments["answer_of"] = reader_of(config, common)
     return arguments
@@ -60,7 +61,8 @@ def separator_of(settings: SearchSettings, scorer: Scorer | None) -> str | None:
 
 
 def search_with(
-    config: SearchConfig,
+    settings: SearchSettings,
+    config: StrategyConfig,
     prompts: Sequence[Prompt],
     *,
     engine: RolloutEngine,
@@ -68,39 +70,47 @@ def search_with(
     sampling: SamplingConfig,
     seed: int,
     file: Path | None = None,
-    weights: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SearchRun:
-    """Run one.
+    """Run one strategy.
 
     Args:
-        config: The settings.
+        settings: What searches have in common.
+        config: The strategy.
         prompts: See ``run_search``.
         engine: Samples.
-        scorer: What ``config.reward`` was built to.
+        scorer: What ``settings.reward`` was built to.
         sampling: How completions are drawn.
         seed: Same seed, same answers.
         file: Where finished prompts are kept.
-        weights: What tells the policy apart in the file; by default its fingerprint.
         progress: See ``run_search``.
+
+    Raises:
+        ConfigError: The strategy scores and there is no scorer.
     """
-    strategy = strategy_function(config.strategy)
+    if config.needs_reward and scorer is None:
+        raise ConfigError(f"The strategy {config.title!r} scores candidates, and nobody does; set reward.")
     results = None
     if file is not None:
-        known = {"search": config.model_dump(mode="json", exclude={"budget": {"seconds"}}), "sampling": sampling.model_dump(mode="json")}
-        results = ResultFile(file, {**known, "seed": seed, "weights": weights or engine.fingerprint()})
+        common = {name: getattr(settings, name) for name in SearchSettings.model_fields}
+        known = SearchSettings(**common).model_dump(mode="json", exclude={"budget": {"seconds"}})
+        known |= {"strategy": config.model_dump(mode="json"), "sampling": sampling.model_dump(mode="json"), "seed": seed}
+        results = ResultFile(file, {**known, "policy": engine.fingerprint(), "reward_weights": _weights_of(scorer)})
     return run_search(
         prompts,
-        strategy,
+        strategy_function(config),
         engine=engine,
         scorer=scorer,
-        arguments=arguments_of(config.strategy, config.answer),
+        arguments=arguments_of(config, settings.answer),
         sampling=sampling,
-        separator=separator_of(config, scorer),
-        budget=Budget(**config.budget.model_dump()),
+        separator=separator_of(settings, scorer),
+        budget=Budget(**settings.budget.model_dump()),
         seed=seed,
         file=results,
         progress=progress,
     )
 
 
+def _weights_of(scorer: Scorer | None) -> str | None:
+    """What tells a reward model apart from another in the same folder; None for what has no weights of its own here."""
+    return scorer.model.fingerprint() if isinstance(scorer, ModelReward) else None

@@ -270,6 +270,8 @@ class _Block:
                     "did": "sampled",
                     "candidates": [candidate.sample for candidate in new],
                     "from": request.prefix.sample if request.prefix is not None else None,
+                    "texts": [completion.text for completion in group],
+                    "finish_reasons": [completion.finish_reason for completion in group],
                     "policy_tokens": cost.policy_tokens,
                     "prefill_tokens": cost.prefill_tokens,
                 }

@@ -11,7 +11,7 @@ from rlhf.config.stages import BestOfNStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
-from rlhf.evaluation.scaling import best_of_n_kl
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl
 from rlhf.files import write_jsonl
 from rlhf.formatting import rounded
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
