@@ -31,8 +31,8 @@ class StrategyConfig(Kind):
     A new kind is a class below this one and its line in ``STRATEGY_KINDS``.
     """
 
-    runs: ClassVar[str]
-    """``module:function`` below ``rlhf.search.strategies``: a strategy, see ``rlhf.search.contract``."""
+    runs: ClassVar[str] = ""
+    """``package.module:function``: a strategy, see ``rlhf.search.contract``; empty where a setting names it."""
     scores: ClassVar[bool] = False
     """Whether it needs a reward."""
     by_step: ClassVar[bool] = False
@@ -44,6 +44,11 @@ class StrategyConfig(Kind):
     def title(self) -> str:
         """What tables call it."""
         return self.name or self.kind
+
+    @property
+    def module(self) -> str:
+        """That of ``runs``."""
+        return self.runs.partition(":")[0]
 
     @property
     def needs_reward(self) -> bool:
@@ -85,21 +90,21 @@ class AnswerConfig(BaseConfig):
 class GreedyConfig(StrategyConfig):
     """The likeliest token each time."""
 
-    runs = "single_sample:greedy"
+    runs = "rlhf.search.strategies.single_sample:greedy"
     kind: Literal["greedy"] = "greedy"
 
 
 class SampleConfig(StrategyConfig):
     """One draw."""
 
-    runs = "single_sample:single_sample"
+    runs = "rlhf.search.strategies.single_sample:single_sample"
     kind: Literal["sample"] = "sample"
 
 
 class BestOfNSearchConfig(StrategyConfig):
     """The highest-scored of N samples."""
 
-    runs = "highest_score:best_of_n"
+    runs = "rlhf.search.strategies.highest_score:best_of_n"
     scores = True
     kind: Literal["best_of_n"] = "best_of_n"
     num_samples: int = Field(8, ge=1)
@@ -114,7 +119,7 @@ class BestOfNSearchConfig(StrategyConfig):
 class MajorityVoteConfig(StrategyConfig):
     """The answer that most samples give."""
 
-    runs = "votes_on_answers:majority_vote"
+    runs = "rlhf.search.strategies.votes_on_answers:majority_vote"
     kind: Literal["majority_vote"] = "majority_vote"
     num_samples: int = Field(8, ge=1)
     """How many vote."""
@@ -130,7 +135,7 @@ class MajorityVoteConfig(StrategyConfig):
 class WeightedVoteConfig(MajorityVoteConfig):
     """The answer whose samples' scores sum highest."""
 
-    runs = "votes_on_answers:weighted_vote"
+    runs = "rlhf.search.strategies.votes_on_answers:weighted_vote"
     scores = True
     kind: Literal["weighted_vote"] = "weighted_vote"  # type: ignore[assignment]
 
@@ -143,7 +148,7 @@ class WeightedVoteConfig(MajorityVoteConfig):
 class BeamConfig(StrategyConfig):
     """Several next steps of each beam, of which the best-scored go on."""
 
-    runs = "step_beam:beam"
+    runs = "rlhf.search.strategies.step_beam:beam"
     scores = True
     by_step = True
     kind: Literal["beam"] = "beam"
@@ -165,7 +170,7 @@ class BeamConfig(StrategyConfig):
 class MCTSConfig(StrategyConfig):
     """Monte Carlo tree search over steps: PUCT, with a node sampled again while its best child is far below it."""
 
-    runs = "tree_search:mcts"
+    runs = "rlhf.search.strategies.tree_search:mcts"
     scores = True
     by_step = True
     kind: Literal["mcts"] = "mcts"
@@ -196,7 +201,7 @@ class MCTSConfig(StrategyConfig):
 class ConfidenceStoppingConfig(StrategyConfig):
     """Sample until a score, or a vote, is sure enough."""
 
-    runs = "confidence_stopping:confidence_stopping"
+    runs = "rlhf.search.strategies.confidence_stopping:confidence_stopping"
     kind: Literal["confidence_stopping"] = "confidence_stopping"
     rule: Literal["score", "vote"] = "score"
     """`score`: stop at a completion whose score reaches the threshold, and answer with it; `vote`: stop when the commonest answer is
@@ -237,7 +242,7 @@ class ConfidenceStoppingConfig(StrategyConfig):
 class AdaptiveComputeConfig(StrategyConfig):
     """Best of N with another N for each prompt: a first look at all says which are difficult."""
 
-    runs = "adaptive_compute:adaptive_compute"
+    runs = "rlhf.search.strategies.adaptive_compute:adaptive_compute"
     scores = True
     kind: Literal["adaptive_compute"] = "adaptive_compute"
     by: Literal["gap", "disagreement"] = "gap"
@@ -343,3 +348,11 @@ class SearchConfig(SearchSettings):
         if self.strategy.needs_reward and self.reward is None:
             raise ValueError(f"strategy {self.strategy.kind} scores candidates, and nobody does; set reward")
         return self
+
+
+def strategies_of(stage: BaseConfig) -> list[StrategyConfig]:
+    """Every strategy of a stage: those that it compares, and that of its ``search`` section."""
+    values = [getattr(stage, key) for key in type(stage).model_fields]
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    found = [item.strategy if isinstance(item, SearchConfig) else item for item in items]
+    return [item for item in found if isinstance(item, StrategyConfig)]

@@ -27,7 +27,7 @@ def strategy_function(config: StrategyConfig) -> Strategy:
     if isinstance(config, OwnStrategyConfig):
         return load_function(config.function)
     module, _, name = config.runs.partition(":")
-    function: Strategy = getattr(import_module(f"rlhf.search.strategies.{module}"), name)
+    function: Strategy = getattr(import_module(module), name)
     return function
 
 
