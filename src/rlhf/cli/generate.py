@@ -112,7 +112,7 @@ def _searched(
 ) -> Iterator[dict[str, Any]]:
     from rlhf.rewards.factory import build_reward
     from rlhf.rollout.local import LocalEngine
-    from rlhf.search.building import search_with
+    from rlhf.search.configured_search import search_with
 
     scorer = None if config.reward is None else build_reward(config.reward, tokenizer=policy.tokenizer)
     run = search_with(

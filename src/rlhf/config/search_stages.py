@@ -30,6 +30,9 @@ class SearchCompareStage(SearchSettings, FilteredPrompts):
     """Who says whether an answer solves its problem; no strategy sees it."""
     solved_at: float = 1.0
     """The judge's score from which on a problem counts as solved."""
+    tolerance: float = Field(0.03, ge=0, lt=1)
+    """Share of solved problems that fewer tokens are worth: the advice is the cheapest strategy that surely solves at most so much less
+    than the most accurate."""
     strategies: list[StrategySpec] = Field(min_length=1)
     """What is compared: kinds, their settings, or functions of yours."""
     sampling: SamplingConfig = SamplingConfig()

@@ -12,7 +12,7 @@ from rlhf.errors import ConfigError, check_type
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.requests import number_samples
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike, RolloutEngine
-from rlhf.search.building import search_with
+from rlhf.search.configured_search import search_with
 from rlhf.search.contract import Cost, total_cost
 from rlhf.seeds import derive_seed
 

@@ -42,6 +42,8 @@ class StrategyOutcome:
     """One strategy on all problems."""
 
     title: str
+    kind: str
+    """Of the strategy."""
     solved: Sequence[float]
     """[P] 1 for a solved problem, else 0; one without an answer is not solved."""
     cost: Cost
@@ -66,6 +68,7 @@ class StrategyOutcome:
         count = len(self.solved)
         return {
             "title": self.title,
+            "kind": self.kind,
             "accuracy": self.accuracy.to_dict(),
             "cost": {name: value / count for name, value in self.cost.to_dict().items()},
             "stopped": self.stopped,
@@ -82,8 +85,10 @@ class Advice:
 
     best: str
     """The most accurate."""
-    cheapest_as_good: str
-    """The cheapest, in total tokens, that the data does not tell apart from it."""
+    take: str
+    """The cheapest, in total tokens, that surely solves hardly less."""
+    undecided: str | None
+    """The cheapest below that of which the data does not tell whether it does."""
     outdone: Mapping[str, str]
     """Strategy -> another that costs no more in total and is surely better."""
     sentences: Sequence[str]
@@ -91,6 +96,7 @@ class Advice:
 
 def outcome_of(
     title: str,
+    kind: str,
     results: Sequence[SearchResult],
     solved: Sequence[float],
     *,
@@ -107,6 +113,7 @@ def outcome_of(
         raise DataError(f"The strategy {title!r} has {len(results)} results and {len(solved)} verdicts; wanted one each.")
     return StrategyOutcome(
         title=title,
+        kind=kind,
         solved=list(solved),
         cost=total_cost(results),
         accuracy=share(solved),
@@ -117,44 +124,56 @@ def outcome_of(
     )
 
 
-def advise(outcomes: Sequence[StrategyOutcome], difference: Difference) -> Advice:
+def advise(outcomes: Sequence[StrategyOutcome], difference: Difference, *, tolerance: float) -> Advice:
     """Say which strategy to take, by the total of tokens; what intervals leave open is said to be open.
 
     Args:
         outcomes: At least one, all on the same problems.
         difference: The paired difference of two strategies, with its interval.
+        tolerance: Share of solved problems that fewer tokens are worth.
     """
     best = max(outcomes, key=lambda each: (each.accuracy.value, -each.total_tokens))
     lacks = {each.title: difference(each.solved, best.solved) for each in outcomes if each is not best}
-    open_ones = [each for each in outcomes if each is best or not lacks[each.title].low > 0]
-    cheapest = min(open_ones, key=lambda each: each.total_tokens)
+    by_cost = sorted(outcomes, key=lambda each: each.total_tokens)
+    take = next(each for each in by_cost if each is best or lacks[each.title].high <= tolerance)
+    cheaper = [each for each in by_cost if each.total_tokens < take.total_tokens]
+    undecided = next((each for each in cheaper if lacks[each.title].low <= tolerance), None)
     outdone: dict[str, str] = {}
     for each in outcomes:
-        for other in sorted(outcomes, key=lambda one: one.total_tokens):
-            if other is each or other.total_tokens > each.total_tokens:
-                continue
-            if difference(each.solved, other.solved).low > 0:
-                outdone[each.title] = other.title
-                break
+        rivals = (one for one in by_cost if one is not each and one.total_tokens <= each.total_tokens)
+        better = next((one for one in rivals if difference(each.solved, one.solved).low > 0), None)
+        if better is not None:
+            outdone[each.title] = better.title
     sentences = [f"The most accurate is {_described(best)}."]
-    if cheapest is not best:
-        lack = lacks[cheapest.title]
-        sentences.append(
-            f"Take {_described(cheapest)}: these {len(best.solved)} problems do not tell it apart from {best.title} "
-            f"({lack.value:.3f} less, 95 % interval {lack.low:+.3f} to {lack.high:+.3f})."
-        )
+    if take is best:
+        sentences.append(f"Take it: of no cheaper strategy is it sure that it solves at most {tolerance:g} less.")
     else:
-        sentences.append("Take it: no cheaper strategy is as accurate.")
-    frontier = [
-        each for each in sorted(outcomes, key=lambda one: one.total_tokens)
-        if each.title not in outdone and each.total_tokens < cheapest.total_tokens
-    ]  # fmt: skip
-    if frontier:
-        sentences.append("For fewer tokens: " + "; ".join(map(_described, frontier)) + ".")
+        sentences.append(f"Take {_described(take)}: it surely solves at most {tolerance:g} less ({_range(lacks[take.title])}).")
+    if undecided is not None:
+        sentences.append(
+            f"These {len(best.solved)} problems do not tell whether {_described(undecided)} would do ({_range(lacks[undecided.title])} "
+            "less than the most accurate); more problems would."
+        )
+    steps: list[StrategyOutcome] = []
+    for each in cheaper:
+        if each.accuracy.value > max((one.accuracy.value for one in steps), default=-1.0):
+            steps.append(each)
+    if steps:
+        sentences.append("For fewer tokens: " + "; ".join(map(_described, steps)) + ".")
     sentences += [
-        f"{title} is not worth its tokens: {other} solves more for no more of them." for title, other in outdone.items()
+        f"{title} is not worth its tokens: {other} surely solves more for no more of them." for title, other in outdone.items()
     ]
-    return Advice(best=best.title, cheapest_as_good=cheapest.title, outdone=outdone, sentences=sentences)
+    return Advice(
+        best=best.title,
+        take=take.title,
+        undecided=None if undecided is None else undecided.title,
+        outdone=outdone,
+        sentences=sentences,
+    )
+
+
+def _range(lack: Interval) -> str:
+    return f"{lack.value:.3f}, 95 % interval {lack.low:+.3f} to {lack.high:+.3f}"
 
 
 def _described(each: StrategyOutcome) -> str:

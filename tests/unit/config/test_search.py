@@ -17,7 +17,7 @@ def test_every_kind_names_its_function_and_takes_its_settings(kind: type[Strateg
     import inspect
 
     from rlhf.config.search import AnswerConfig
-    from rlhf.search.building import arguments_of, strategy_function
+    from rlhf.search.configured_search import arguments_of, strategy_function
 
     if kind.kind_name() == "function":
         return

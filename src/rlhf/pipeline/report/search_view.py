@@ -66,7 +66,8 @@ def _drawn(strategies: Sequence[Mapping[str, Any]]) -> tuple[list[CostPoint], li
         if value is None or not total:
             continue
         color = ONE
-        if curve := each.get("curve"):
+        curve = each.get("curve") or []
+        if curve and len(curve) == max(len(one.get("curve") or []) for one in strategies if one.get("kind") == each.get("kind")):
             color = COLORS[len(curves) % len(COLORS)]
             xs, ys = ([float(mapping(point)[key]) for point in curve] for key in ("total_tokens", "accuracy"))
             curves.append(Series(str(each.get("title")), xs, ys, color))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from rlhf.pipeline.stages.judging import open_judge, tell_cuts
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import TextCompletion, listen
 from rlhf.rollout.engines import build_engine, close_engine
-from rlhf.search.building import reader_of, search_with
+from rlhf.search.configured_search import reader_of, search_with
 from rlhf.search.contract import SearchResult
 from rlhf.search.strategy_comparison import Pool, StrategyOutcome, advise, outcome_of, pool_of, vote_curve
 
@@ -68,7 +69,7 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
             at.log.say(f"  {outcome.title}: {outcome.accuracy.value:.3f} solved, {outcome.total_tokens:,.0f} tokens a problem")
     close_engine(engine)
     tell_cuts(judge, at)
-    advice = advise(outcomes, _difference)
+    advice = advise(outcomes, _difference, tolerance=stage.tolerance)
     part = {
         "settings": {
             "policy": stage.policy.path,
@@ -76,13 +77,14 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
             "reward": None if scorer is None else scorer.name,
             "num_problems": len(prompts),
             "solved_at": stage.solved_at,
+            "tolerance": stage.tolerance,
             "seed": seed,
             "sampling": stage.sampling.model_dump(),
             "budget": stage.budget.model_dump(exclude_none=True),
         },
         "strategies": [outcome.to_dict() for outcome in outcomes],
         "pass_at_k": {str(k): value for k, value in pass_curve.items()},
-        "advice": {"best": advice.best, "take": advice.cheapest_as_good, "outdone": dict(advice.outdone), "sentences": list(advice.sentences)},
+        "advice": asdict(advice),
     }
     write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "search": part})
     write_picture(at.folder / "search.png", part)
@@ -112,8 +114,9 @@ def _judged(
     if size is not None and size > 1 and sizes == {size} and None not in pools:
         whole = [pool for pool in pools if pool is not None]
         curve, within = _curves(stage, strategy, prompts, whole, results, judge, seed)
-    metrics = {name: float(np.mean([v for v in values if v is not None])) for name, values in verdicts.metrics.items() if any(v is not None for v in values)}
-    return outcome_of(strategy.title, results, solved, share=_share, metrics=metrics, curve=curve), within
+    known = {name: [value for value in values if value is not None] for name, values in verdicts.metrics.items()}
+    metrics = {name: float(np.mean(values)) for name, values in known.items() if values}
+    return outcome_of(strategy.title, strategy.kind, results, solved, share=_share, metrics=metrics, curve=curve), within
 
 
 def _curves(
