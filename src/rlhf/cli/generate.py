@@ -92,7 +92,9 @@ def _search_section(text: str | None, keep: Path | None, samples: int) -> Search
             raise ConfigError("--keep is a file of a search's results; give --search too.")
         return None
     if samples > 1:
-        raise ConfigError("A search answers each prompt once; leave --samples out, and set the strategy's own number of samples.")
+        raise ConfigError(
+            "A search answers each prompt once; leave --samples out, and set the strategy's own number of samples."
+        )
     from rlhf.config.search import SearchConfig
     from rlhf.config.yaml_text import parse_yaml, read_yaml
 
@@ -116,7 +118,14 @@ def _searched(
 
     scorer = None if config.reward is None else build_reward(config.reward, tokenizer=policy.tokenizer)
     run = search_with(
-        config, config.strategy, rows, engine=LocalEngine(policy), scorer=scorer, sampling=sampling, seed=seed, file=keep
+        config,
+        config.strategy,
+        rows,
+        engine=LocalEngine(policy),
+        scorer=scorer,
+        sampling=sampling,
+        seed=seed,
+        file=keep,
     )
     results = {result.prompt_id: result for result in run.results}
     for prompt in rows:

@@ -19,7 +19,9 @@ KIND = "search_compare"
 
 @app.command("compare", cls=SettingsCommand)
 def compare(
-    recipe: Annotated[Path, typer.Argument(help="A recipe with a stage `search_compare`; recipes/reasoning_search.yaml is one.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="A recipe with a stage `search_compare`; recipes/reasoning_search.yaml is one.")
+    ],
     overrides: Overrides = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

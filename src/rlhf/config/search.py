@@ -62,9 +62,7 @@ class StrategyConfig(Kind):
 
     def keywords(self) -> dict[str, Any]:
         """Settings that the strategy's function takes by keyword."""
-        return {
-            name: getattr(self, name) for name in type(self).model_fields if name not in ("kind", "name", "answer")
-        }
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in ("kind", "name", "answer")}
 
 
 class AnswerConfig(BaseConfig):

@@ -42,7 +42,9 @@ def best_of_n_kl_with_ties(shares: ArrayLike, n: int) -> float:
     """
     p = np.asarray(shares, dtype=np.float64)
     if n < 1 or p.ndim != 1 or not len(p) or (p < 0).any() or abs(p.sum() - 1) > 1e-6:
-        raise ConfigError(f"The best of {n} among levels of shares {p.tolist()} was asked for; wanted n of 1 or more, and shares that sum to 1.")
+        raise ConfigError(
+            f"The best of {n} among levels of shares {p.tolist()} was asked for; wanted n of 1 or more, and shares that sum to 1."
+        )
     p = p[p > 0]
     ends = np.concatenate([[0.0], np.minimum(np.cumsum(p), 1.0)])
     q = np.diff(ends**n)

@@ -11,7 +11,9 @@ from rlhf.rewards.verifiers.numeric import LONGEST_ANSWER, numbers_in, only_numb
 AnswerOf = Callable[[str], str | None]
 
 
-def answer_reader(*, pattern: str | None = None, where: Sequence[str] = ("hashes", "boxed", "phrase", "last_number")) -> AnswerOf:
+def answer_reader(
+    *, pattern: str | None = None, where: Sequence[str] = ("hashes", "boxed", "phrase", "last_number")
+) -> AnswerOf:
     """A function from a completion's text to its answer, None where there is none.
 
     Args:

@@ -94,7 +94,11 @@ def search_with(
     if file is not None:
         common = {name: getattr(settings, name) for name in SearchSettings.model_fields}
         known = SearchSettings(**common).model_dump(mode="json", exclude={"budget": {"seconds"}})
-        known |= {"strategy": config.model_dump(mode="json"), "sampling": sampling.model_dump(mode="json"), "seed": seed}
+        known |= {
+            "strategy": config.model_dump(mode="json"),
+            "sampling": sampling.model_dump(mode="json"),
+            "seed": seed,
+        }
         results = ResultFile(file, {**known, "policy": engine.fingerprint(), "reward_weights": _weights_of(scorer)})
     return run_search(
         prompts,

@@ -67,7 +67,7 @@ class Budget:
     """For all prompts together; looked at before each call of engine and scorer, so the last call may end later."""
 
 
-class BudgetSpent(Exception):  # noqa: N818 - it is news, not a fault
+class BudgetSpent(Exception):
     """Raised in a strategy at the ``yield`` that can't be served; its message is the limit's name.
 
     A strategy may catch it and return what it has. One that does not is answered for: by its best candidate so far.
@@ -277,7 +277,9 @@ def continued(prefix: Completion | None, new: Completion, *, number: int) -> Com
         sample=number,
         tokens=[*prefix.tokens, *new.tokens],
         logprobs=[*prefix.logprobs, *new.logprobs],
-        sampling_logprobs=None if own is None and prefix.sampling_logprobs is None else [*before, *(own or new.logprobs)],
+        sampling_logprobs=None
+        if own is None and prefix.sampling_logprobs is None
+        else [*before, *(own or new.logprobs)],
         text=prefix.text + new.text,
     )
 

@@ -59,8 +59,8 @@ class EnsemblePolicy(LocalEngine):
             sizes = [int(base_model(each.model).config.get_text_config().vocab_size) for each in (first, other)]
             if sizes[0] != sizes[1] or not same_ids(first.tokenizer, other.tokenizer):
                 raise ModelError(
-                    f"Policy {place} of the ensemble has another vocabulary than the first ({sizes[1]:,} and {sizes[0]:,} tokens), so their "
-                    "distributions can't be averaged; take votes (EnsemblePolicy.vote needs no common vocabulary), or models with one tokenizer."
+                    f"Policy {place} of the ensemble has another vocabulary than the first ({sizes[1]:,} and {sizes[0]:,} tokens), so "
+                    "their distributions can't be averaged; take votes (EnsemblePolicy.vote needs no common vocabulary), or models with one tokenizer."
                 )
         super().__init__(first, fused=False, **settings)
         self.policies = list(policies)
@@ -144,13 +144,21 @@ class EnsemblePolicy(LocalEngine):
         for place, policy in enumerate(policies):
             asked: Sequence[PromptLike] = prompts
             if not same_ids(policies[0].tokenizer, policy.tokenizer):
-                asked = list(GRPODataset([{"id": p.id, "prompt": p.messages or p.text} for p in prompts], policy.tokenizer))
+                asked = list(
+                    GRPODataset([{"id": p.id, "prompt": p.messages or p.text} for p in prompts], policy.tokenizer)
+                )
             groups.append(
                 LocalEngine(policy).generate(
-                    asked, num_samples=num_samples, sampling=sampling or SamplingConfig(), seed=seed, rollout_index=place
+                    asked,
+                    num_samples=num_samples,
+                    sampling=sampling or SamplingConfig(),
+                    seed=seed,
+                    rollout_index=place,
                 )
             )
-        together = [[completion for group in of_prompt for completion in group] for of_prompt in zip(*groups, strict=True)]
+        together = [
+            [completion for group in of_prompt for completion in group] for of_prompt in zip(*groups, strict=True)
+        ]
         return [elected(candidates, [1.0] * len(candidates), read) for candidates in together]
 
 

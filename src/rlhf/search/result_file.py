@@ -31,7 +31,11 @@ class ResultFile:
     def __init__(self, path: Path | str, settings: Mapping[str, Any]) -> None:
         self.path = Path(path)
         text = json.dumps(settings, sort_keys=True, default=str)
-        self._header = {"schema": SCHEMA, "key": hashlib.sha256(text.encode()).hexdigest()[:16], "settings": json.loads(text)}
+        self._header = {
+            "schema": SCHEMA,
+            "key": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "settings": json.loads(text),
+        }
         self.results: dict[str, SearchResult] = {}
         if self.path.exists():
             self._read()
@@ -71,7 +75,9 @@ class ResultFile:
             try:
                 result = SearchResult.from_row(row)
             except (KeyError, TypeError) as err:
-                raise DataError(f"{self.path}, line {number} is no result of a search: {err}; delete the file.") from err
+                raise DataError(
+                    f"{self.path}, line {number} is no result of a search: {err}; delete the file."
+                ) from err
             self.results[result.prompt_id] = result
 
     def _parsed(self, number: int, line: str) -> dict[str, Any]:

@@ -68,7 +68,9 @@ class SearchGenerator:
         self.budget = budget or Budget()
         self.seed = seed
 
-    def generate(self, prompts: Sequence[Text] | Sequence[Prompt], *, file: Path | str | None = None) -> list[SearchResult]:
+    def generate(
+        self, prompts: Sequence[Text] | Sequence[Prompt], *, file: Path | str | None = None
+    ) -> list[SearchResult]:
         """An answer to each prompt, in order; those that ``budget.seconds`` left out are missing.
 
         Args:
@@ -132,9 +134,15 @@ class BestOfNSampler(SearchGenerator):
             results: With scores of every sample; take ``num_samples`` several times ``n``.
             n: Of the best-of-n that is meant; by default ``num_samples``.
         """
-        return float(np.mean([best_of_n_kl_with_ties(score_shares(scores), n or self.num_samples) for scores in _scores(results)]))
+        return float(
+            np.mean(
+                [best_of_n_kl_with_ties(score_shares(scores), n or self.num_samples) for scores in _scores(results)]
+            )
+        )
 
-    def curve(self, results: Sequence[SearchResult], values: Sequence[Sequence[float]] | None = None) -> dict[int, float]:
+    def curve(
+        self, results: Sequence[SearchResult], values: Sequence[Sequence[float]] | None = None
+    ) -> dict[int, float]:
         """k -> mean value of the best of k, for every k from 1 to N: exact over all sets of k of each prompt's samples.
 
         Args:
@@ -146,7 +154,9 @@ class BestOfNSampler(SearchGenerator):
         measured = scores if values is None else values
         sizes = {len(each) for each in (*scores, *measured)}
         if len(sizes) != 1 or len(measured) != len(scores):
-            raise DataError("Every prompt needs the same number of samples, with a value for each; a budget may have cut some short.")
+            raise DataError(
+                "Every prompt needs the same number of samples, with a value for each; a budget may have cut some short."
+            )
         (size,) = sizes
         return {
             k: float(np.mean([best_of_n_means(s, v, k) for s, v in zip(scores, measured, strict=True)]))

@@ -64,7 +64,13 @@ class SearchEngine:
             asked.append(prompt if sample == 0 else replace(prompt, id=f"{prompt.id}@{sample}"))
         own = derive_seed(seed, "search rollout", rollout_index) if rollout_index else seed
         run = search_with(
-            self.config, self.config.strategy, asked, engine=self.engine, scorer=self.scorer, sampling=sampling, seed=own
+            self.config,
+            self.config.strategy,
+            asked,
+            engine=self.engine,
+            scorer=self.scorer,
+            sampling=sampling,
+            seed=own,
         )
         self.cost.add(total_cost(run.results))
         by_id = {result.prompt_id: result.completion for result in run.results}

@@ -131,7 +131,11 @@ def run_search(
     sampling, budget, arguments = sampling or SamplingConfig(), budget or Budget(), dict(arguments or {})
     _check_ids(prompts)
     if isinstance(file, str | Path):
-        known = {"strategy": getattr(strategy, "__qualname__", str(strategy)), "arguments": arguments, "separator": separator}
+        known = {
+            "strategy": getattr(strategy, "__qualname__", str(strategy)),
+            "arguments": arguments,
+            "separator": separator,
+        }
         known |= {"sampling": sampling.model_dump(mode="json"), "seed": seed, "weights": engine.fingerprint()}
         file = ResultFile(file, {**known, "budget": [budget.policy_tokens, budget.scorer_forwards]})
     kept = dict(file.results) if file is not None else {}
@@ -145,7 +149,14 @@ def run_search(
             missing = list(block)  # their shares depend on all of them
         if missing and not block_runner.out_of_time:
             lives = [
-                _begin(place, prompt, strategy, arguments, Ask(prompt, sampling=sampling, separator=separator, seed=seed), scorer)
+                _begin(
+                    place,
+                    prompt,
+                    strategy,
+                    arguments,
+                    Ask(prompt, sampling=sampling, separator=separator, seed=seed),
+                    scorer,
+                )
                 for place, prompt in enumerate(missing)
             ]
             block_runner.run(lives)
@@ -310,7 +321,11 @@ class _Block:
             return
         assert self.scorer is not None
         read, began = tokens_read(self.scorer, rows), self.clock()
-        values = ask_scorer(self.scorer, [row.prompt for row in rows], [row.completion for row in rows]).scores if rows else []
+        values = (
+            ask_scorer(self.scorer, [row.prompt for row in rows], [row.completion for row in rows]).scores
+            if rows
+            else []
+        )
         seconds = self.clock() - began
         for (live, number), row, tokens, value in zip(owners, rows, read, values, strict=True):
             assert live.scores is not None
@@ -343,7 +358,9 @@ class _Block:
         requests = [each.request for _, each in waiting if isinstance(each.request, ShareRequest)]
         shares = requests[0].decide([request.value for request in requests])
         if len(shares) != len(requests):
-            raise ConfigError(f"A strategy divided something among {len(requests)} prompts and gave {len(shares)} shares.")
+            raise ConfigError(
+                f"A strategy divided something among {len(requests)} prompts and gave {len(shares)} shares."
+            )
         for (_, each), share in zip(waiting, shares, strict=True):
             each.answer, each.done = share, True
 
@@ -428,5 +445,7 @@ def _check_ids(prompts: Sequence[Prompt]) -> None:
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.id in seen:
-            raise DataError(f"Two prompts have the id {prompt.id!r}; a search keeps results by id, so give each one of its own.")
+            raise DataError(
+                f"Two prompts have the id {prompt.id!r}; a search keeps results by id, so give each one of its own."
+            )
         seen.add(prompt.id)

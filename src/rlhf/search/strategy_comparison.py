@@ -24,12 +24,12 @@ class Interval(Protocol):
     """A number with its ends; ``rlhf.evaluation.intervals.Estimate`` is one."""
 
     @property
-    def value(self) -> float: ...  # noqa: D102
+    def value(self) -> float: ...
     @property
-    def low(self) -> float: ...  # noqa: D102
+    def low(self) -> float: ...
     @property
-    def high(self) -> float: ...  # noqa: D102
-    def to_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def high(self) -> float: ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 ShareInterval = Callable[[Sequence[float]], Interval]
@@ -110,7 +110,9 @@ def outcome_of(
         DataError: There is no result, or not one verdict for each.
     """
     if not results or len(results) != len(solved):
-        raise DataError(f"The strategy {title!r} has {len(results)} results and {len(solved)} verdicts; wanted one each.")
+        raise DataError(
+            f"The strategy {title!r} has {len(results)} results and {len(solved)} verdicts; wanted one each."
+        )
     return StrategyOutcome(
         title=title,
         kind=kind,
@@ -148,7 +150,9 @@ def advise(outcomes: Sequence[StrategyOutcome], difference: Difference, *, toler
     if take is best:
         sentences.append(f"Take it: of no cheaper strategy is it sure that it solves at most {tolerance:g} less.")
     else:
-        sentences.append(f"Take {_described(take)}: it surely solves at most {tolerance:g} less ({_range(lacks[take.title])}).")
+        sentences.append(
+            f"Take {_described(take)}: it surely solves at most {tolerance:g} less ({_range(lacks[take.title])})."
+        )
     if undecided is not None:
         sentences.append(
             f"These {len(best.solved)} problems do not tell whether {_described(undecided)} would do ({_range(lacks[undecided.title])} "
@@ -161,7 +165,8 @@ def advise(outcomes: Sequence[StrategyOutcome], difference: Difference, *, toler
     if steps:
         sentences.append("For fewer tokens: " + "; ".join(map(_described, steps)) + ".")
     sentences += [
-        f"{title} is not worth its tokens: {other} surely solves more for no more of them." for title, other in outdone.items()
+        f"{title} is not worth its tokens: {other} surely solves more for no more of them."
+        for title, other in outdone.items()
     ]
     return Advice(
         best=best.title,
@@ -252,5 +257,3 @@ def _vote(
         return correct[max(chosen, key=lambda i: weights[i])]
     winner = max(votes, key=lambda answer: votes[answer])
     return correct[max((i for i in chosen if answers[i] == winner), key=lambda i: weights[i])]
-
-

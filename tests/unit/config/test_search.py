@@ -63,4 +63,7 @@ def test_a_stage_s_key_follows_the_code_of_its_strategies():
     beam = "search/strategies/step_beam.py"
     assert beam in code({"kind": "beam"})
     assert beam not in code("greedy")
-    assert [s.kind for s in strategies_of(SearchCompareStage(**STAGE, strategies=["greedy", "sample"]))] == ["greedy", "sample"]
+    assert [s.kind for s in strategies_of(SearchCompareStage(**STAGE, strategies=["greedy", "sample"]))] == [
+        "greedy",
+        "sample",
+    ]

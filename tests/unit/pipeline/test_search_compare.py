@@ -9,10 +9,10 @@ import pytest
 from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.run import Pipeline
 
-RIGHT = '''
+RIGHT = """
 def ends_well(prompts, completions, **columns):
     return [float(len(text) % 2) for text in completions]
-'''
+"""
 
 
 @pytest.fixture
@@ -55,9 +55,11 @@ def test_a_killed_comparison_goes_on_with_what_it_found(tmp_path, recipe, monkey
     def fails(*args, **kwargs):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    pipeline = Pipeline(RecipeConfig.of(recipe))
+    with monkeypatch.context() as patched:
         patched.setattr(search_compare, "advise", fails)
-        Pipeline(RecipeConfig.of(recipe)).run()
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.run()
     calls = []
     monkeypatch.setattr("rlhf.rollout.local.LocalEngine.generate", lambda *a, **k: calls.append(1))
     Pipeline(RecipeConfig.of(recipe)).run()

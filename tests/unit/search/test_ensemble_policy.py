@@ -21,7 +21,10 @@ HOW = {"num_samples": 3, "sampling": SamplingConfig(max_new_tokens=6), "seed": 4
 @pytest.fixture(scope="module")
 def policies():
     tokenizer = build_tokenizer()
-    return [PolicyModel(build_llama(vocab_size=len(tokenizer), seed=seed, initializer_range=0.3), tokenizer) for seed in (0, 1)]
+    return [
+        PolicyModel(build_llama(vocab_size=len(tokenizer), seed=seed, initializer_range=0.3), tokenizer)
+        for seed in (0, 1)
+    ]
 
 
 @pytest.fixture
@@ -41,7 +44,9 @@ def test_what_is_drawn_has_the_average_s_probability(policies, prompts, average)
     (sample, *_), _ = EnsemblePolicy(policies, average=average).generate(prompts, **HOW)
     ids = torch.tensor([[*prompts[0].ids, *sample.tokens]])
     with torch.no_grad():
-        each = torch.stack([policy.model(ids).logits[0, len(prompts[0].ids) - 1 : -1].log_softmax(-1) for policy in policies])
+        each = torch.stack(
+            [policy.model(ids).logits[0, len(prompts[0].ids) - 1 : -1].log_softmax(-1) for policy in policies]
+        )
     wanted = each.mean(0).log_softmax(-1) if average == "logits" else each.exp().mean(0).log()
     got = wanted.gather(1, torch.tensor(sample.tokens)[:, None]).squeeze(1)
     assert sample.logprobs == pytest.approx(got.tolist(), abs=1e-4)
@@ -60,6 +65,8 @@ def test_other_vocabularies_are_refused_and_may_vote(policies, prompts):
         EnsemblePolicy([policies[0], stranger])
     with pytest.raises(ConfigError):
         EnsemblePolicy(policies[:1])
-    choices = EnsemblePolicy.vote([policies[0], stranger], prompts, num_samples=2, answer_of=lambda text: text[:1] or None)
+    choices = EnsemblePolicy.vote(
+        [policies[0], stranger], prompts, num_samples=2, answer_of=lambda text: text[:1] or None
+    )
     assert [sum(choice.details["votes"].values()) <= 4 for choice in choices] == [True, True]
     assert all(choice.completion.tokens for choice in choices)

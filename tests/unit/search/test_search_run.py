@@ -90,10 +90,13 @@ def test_a_strategy_may_answer_a_refusal_itself():
             while True:
                 seen += yield ask.sample(1)
         except BudgetSpent as limit:
-            assert str(limit) == "policy_tokens"
+            limits.append(str(limit))
             return seen[0]
 
+    limits: list[str] = []
+
     (result,) = search(stubborn, PROMPTS[:1], budget=Budget(policy_tokens=15)).results
+    assert limits == ["policy_tokens"]
     assert result.cost.policy_tokens == 15
     assert result.completion.sample == 0
     assert result.stopped_by == "policy_tokens"
@@ -108,7 +111,8 @@ def test_a_rerun_searches_only_what_is_missing(tmp_path):
     again = search(file=file, engine=engine)
     assert engine.calls[0]["prompts"] == ["p3", "p4", "p5"]
     assert [result.to_row() for result in again.results] == [
-        result.to_row() | {"cost": other.to_row()["cost"]} for result, other in zip(whole.results, again.results, strict=True)
+        result.to_row() | {"cost": other.to_row()["cost"]}
+        for result, other in zip(whole.results, again.results, strict=True)
     ]
     assert len(file.read_text().splitlines()) == 1 + len(PROMPTS)
 

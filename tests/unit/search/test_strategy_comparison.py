@@ -29,7 +29,11 @@ def solved(count, of=400):
 
 
 def test_the_cheapest_that_surely_solves_hardly_less_is_taken():
-    outcomes = [outcome("lavish", solved(361), 900), outcome("frugal", solved(360), 300), outcome("poor", solved(100), 50)]
+    outcomes = [
+        outcome("lavish", solved(361), 900),
+        outcome("frugal", solved(360), 300),
+        outcome("poor", solved(100), 50),
+    ]
     advice = advise(outcomes, DIFFERENCE, tolerance=0.03)
     assert (advice.best, advice.take, advice.undecided) == ("lavish", "frugal", None)
     assert "poor" in " ".join(advice.sentences)

@@ -276,7 +276,12 @@ def draw_costs(axes: Axes, points: Sequence[CostPoint], curves: Sequence[Series]
         axes.plot([point.cost] * 2, [point.low, point.high], color=point.color, linewidth=1.0)
         axes.plot([point.cost], [point.value], "o", color=point.color, markersize=4)
         axes.annotate(
-            str(point.number), (point.cost, point.value), xytext=(4, 3), textcoords="offset points", fontsize=8.5, color=INK
+            str(point.number),
+            (point.cost, point.value),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=INK,
         )
     axes.set_xscale("log")
     axes.set_xlabel(x_label)

@@ -31,7 +31,9 @@ def search_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
         "stage": stage,
         "settings": mapping(part.get("settings")),
         "advice": mapping(part.get("advice")),
-        "rows": [{"number": place, **each, "cost": mapping(each.get("cost"))} for place, each in enumerate(strategies, 1)],
+        "rows": [
+            {"number": place, **each, "cost": mapping(each.get("cost"))} for place, each in enumerate(strategies, 1)
+        ],
         "pass_at_k": mapping(part.get("pass_at_k")),
         "panels": [panel] if panel is not None else [],
     }
@@ -67,12 +69,16 @@ def _drawn(strategies: Sequence[Mapping[str, Any]]) -> tuple[list[CostPoint], li
             continue
         color = ONE
         curve = each.get("curve") or []
-        if curve and len(curve) == max(len(one.get("curve") or []) for one in strategies if one.get("kind") == each.get("kind")):
+        if curve and len(curve) == max(
+            len(one.get("curve") or []) for one in strategies if one.get("kind") == each.get("kind")
+        ):
             color = COLORS[len(curves) % len(COLORS)]
             xs, ys = ([float(mapping(point)[key]) for point in curve] for key in ("total_tokens", "accuracy"))
             curves.append(Series(str(each.get("title")), xs, ys, color))
         low, high = (accuracy.get(end) for end in ("low", "high"))
-        points.append(CostPoint(place, total, value, value if low is None else low, value if high is None else high, color))
+        points.append(
+            CostPoint(place, total, value, value if low is None else low, value if high is None else high, color)
+        )
     return points, curves
 
 

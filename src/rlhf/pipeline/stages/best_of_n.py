@@ -12,12 +12,12 @@ from rlhf.config.stages import BestOfNStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
-from rlhf.rewards.best_of_n_statistics import best_of_n_kl
 from rlhf.files import write_jsonl
 from rlhf.formatting import rounded
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import Scorer, ask_scorer, listen, sample_name
 from rlhf.rollout.local import LocalEngine

@@ -18,12 +18,12 @@ from rlhf.evaluation.intervals import paired_difference, share_interval
 from rlhf.evaluation.judges import Judge, Judged, judge_completions, judge_name
 from rlhf.evaluation.pass_at_k import pass_at_k
 from rlhf.evaluation.records import SCHEMA
-from rlhf.rewards.best_of_n_statistics import best_of_n_means
 from rlhf.files import write_json
 from rlhf.pipeline.report.search_view import write_picture
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.pipeline.stages.judging import open_judge, tell_cuts
+from rlhf.rewards.best_of_n_statistics import best_of_n_means
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import TextCompletion, listen
 from rlhf.rollout.engines import build_engine, close_engine
@@ -66,7 +66,9 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
             outcomes.append(outcome)
             if len(pools) > len(pass_curve):
                 pass_curve = pools
-            at.log.say(f"  {outcome.title}: {outcome.accuracy.value:.3f} solved, {outcome.total_tokens:,.0f} tokens a problem")
+            at.log.say(
+                f"  {outcome.title}: {outcome.accuracy.value:.3f} solved, {outcome.total_tokens:,.0f} tokens a problem"
+            )
     close_engine(engine)
     tell_cuts(judge, at)
     advice = advise(outcomes, _difference, tolerance=stage.tolerance)
@@ -116,7 +118,9 @@ def _judged(
         curve, within = _curves(stage, strategy, prompts, whole, results, judge, seed)
     known = {name: [value for value in values if value is not None] for name, values in verdicts.metrics.items()}
     metrics = {name: float(np.mean(values)) for name, values in known.items() if values}
-    return outcome_of(strategy.title, strategy.kind, results, solved, share=_share, metrics=metrics, curve=curve), within
+    return outcome_of(
+        strategy.title, strategy.kind, results, solved, share=_share, metrics=metrics, curve=curve
+    ), within
 
 
 def _curves(
@@ -131,16 +135,23 @@ def _curves(
     """Accuracy with 1, 2, 4 ... of the pool's samples, exact over the sets of them (votes: over random sets), and pass@k."""
     size = len(pools[0].texts)
     ks = sorted({*(2**power for power in range(size.bit_length())), size})
-    said = [TextCompletion(text, truncated=cut) for pool in pools for text, cut in zip(pool.texts, pool.truncated, strict=True)]
+    said = [
+        TextCompletion(text, truncated=cut)
+        for pool in pools
+        for text, cut in zip(pool.texts, pool.truncated, strict=True)
+    ]
     asked = [prompt for prompt in prompts for _ in range(size)]
     flat = [float(score >= stage.solved_at) for score in judge_completions(judge, asked, said).scores]
     correct = [flat[place : place + size] for place in range(0, len(flat), size)]
     within = {k: float(np.mean(pass_at_k([int(sum(row)) for row in correct], size, k))) for k in ks}
     if strategy.kind == "best_of_n":
         proxies = [
-            [score if not cut else float("-inf") for score, cut in zip(pool.scores, pool.truncated, strict=True)] for pool in pools
+            [score if not cut else float("-inf") for score, cut in zip(pool.scores, pool.truncated, strict=True)]
+            for pool in pools
         ]
-        values = {k: float(np.mean([best_of_n_means(p, c, k) for p, c in zip(proxies, correct, strict=True)])) for k in ks}
+        values = {
+            k: float(np.mean([best_of_n_means(p, c, k) for p, c in zip(proxies, correct, strict=True)])) for k in ks
+        }
     elif strategy.kind in ("majority_vote", "weighted_vote"):
         read = reader_of(strategy, stage.answer)
         answers = [[read(text) for text in pool.texts] for pool in pools]

@@ -36,7 +36,10 @@ class AdaptiveComputeAllocator:
     def difficulties(self, looks: Sequence[Sequence[float]] | Sequence[Sequence[str | None]]) -> list[float]:
         """[P] from the first samples of each prompt: their scores for ``gap``, their answers for ``disagreement``; 0 is easiest."""
         if self.by == "gap":
-            best = [max((float(score) for score in look if isinstance(score, int | float)), default=-math.inf) for look in looks]
+            best = [
+                max((float(score) for score in look if isinstance(score, int | float)), default=-math.inf)
+                for look in looks
+            ]
             known = [score for score in best if math.isfinite(score)]
             bounded = all(0 <= score <= 1 for score in known)
             highest = 1.0 if bounded else max(known)

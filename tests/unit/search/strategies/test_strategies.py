@@ -197,7 +197,9 @@ def test_adaptive_compute_spends_its_average_where_scores_are_low():
     after_two = [max(result.trace[1]["scores"]) for result in results]
     easy = [count for count, score in zip(counts, after_two, strict=True) if score >= 0.1]
     hard = [count for count, score in zip(counts, after_two, strict=True) if score < 0.1]
-    assert easy and hard and max(easy) <= min(hard)
+    assert easy
+    assert hard
+    assert max(easy) <= min(hard)
 
 
 def test_wrong_settings_are_refused():
