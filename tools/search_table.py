@@ -111,7 +111,8 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         "<!-- written by tools/search_table.py; do not edit by hand -->",
         "",
         f"Made by `{command}` on {machine()['cpu']}, one thread; {known}. Seeds {numbers}, each with {problems} held-out problems,",
-        "a policy and a process reward model of its own; everything was developed on seed 0. Mean ± half a 95 % t interval over seeds [lowest, highest].",
+        "a policy and a process reward model of its own; everything was developed on seed 0. Mean ± half a 95 % t interval over seeds",
+        "[lowest, highest].",
         "First wrong steps are found with an F1 of "
         + ", ".join("not measured" if row["f1"] is None else f"{row['f1']:.3f}" for row in rows)
         + ".",
@@ -134,9 +135,14 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         lines.append(
             f"| {title} | {solved} | {sound:.3f} | {policy:.1f} | {total:,.0f} | {scored:.1f} | {seconds:.2f} |"
         )
-    lines += ["", "## Fewer samples of the same pools", "", "| | " + " | ".join(k for k in rows[0]["pass_at_k"]) + " |"]
-    lines += ["|---|" + "---|" * len(rows[0]["pass_at_k"])]
-    pools = [title for title, each in seeds[0].items() if len(each["curve"]) == len(rows[0]["pass_at_k"])]
+    lines += [
+        "",
+        "## Fewer samples of the same pools",
+        "",
+        "| | " + " | ".join(k for k in rows[0]["within_k_tries"]) + " |",
+    ]
+    lines += ["|---|" + "---|" * len(rows[0]["within_k_tries"])]
+    pools = [title for title, each in seeds[0].items() if len(each["curve"]) == len(rows[0]["within_k_tries"])]
     for title in pools:
         points = [[point["accuracy"] for point in found[title]["curve"]] for found in seeds]
         lines.append(
@@ -144,7 +150,7 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
             + " | ".join(f"{statistics.fmean(p):.3f}" for p in zip(*points, strict=True))
             + " |"
         )
-    within = [list(row["pass_at_k"].values()) for row in rows]
+    within = [list(row["within_k_tries"].values()) for row in rows]
     lines.append("| pass@ | " + " | ".join(f"{statistics.fmean(p):.3f}" for p in zip(*within, strict=True)) + " |")
     lines += [
         "",

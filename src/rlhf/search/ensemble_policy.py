@@ -60,7 +60,7 @@ class EnsemblePolicy(LocalEngine):
             if sizes[0] != sizes[1] or not same_ids(first.tokenizer, other.tokenizer):
                 raise ModelError(
                     f"Policy {place} of the ensemble has another vocabulary than the first ({sizes[1]:,} and {sizes[0]:,} tokens), so "
-                    "their distributions can't be averaged; take votes (EnsemblePolicy.vote needs no common vocabulary), or models with one tokenizer."
+                    "their distributions can't be averaged; take models with one tokenizer, or votes (EnsemblePolicy.vote), which need none."
                 )
         super().__init__(first, fused=False, **settings)
         self.policies = list(policies)

@@ -41,7 +41,7 @@ def test_a_comparison_leaves_numbers_a_picture_and_a_section(tmp_path, recipe):
     assert [point["k"] for point in best["curve"]] == [1, 2, 4]
     assert best["curve"][-1]["accuracy"] == pytest.approx(best["accuracy"]["value"])
     assert best["cost"]["scorer_forwards"] == 4
-    assert part["pass_at_k"]["4"] >= part["pass_at_k"]["1"]
+    assert part["within_k_tries"]["4"] >= part["within_k_tries"]["1"]
     assert part["advice"]["best"] in titles
     assert (folder / "search.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "search" / "report.html").read_text()

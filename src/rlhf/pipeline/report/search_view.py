@@ -34,7 +34,7 @@ def search_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
         "rows": [
             {"number": place, **each, "cost": mapping(each.get("cost"))} for place, each in enumerate(strategies, 1)
         ],
-        "pass_at_k": mapping(part.get("pass_at_k")),
+        "within_k_tries": mapping(part.get("pass_at_k")),
         "panels": [panel] if panel is not None else [],
     }
 

@@ -85,7 +85,7 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
             "budget": stage.budget.model_dump(exclude_none=True),
         },
         "strategies": [outcome.to_dict() for outcome in outcomes],
-        "pass_at_k": {str(k): value for k, value in pass_curve.items()},
+        "within_k_tries": {str(k): value for k, value in pass_curve.items()},
         "advice": asdict(advice),
     }
     write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "search": part})
