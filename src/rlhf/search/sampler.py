@@ -78,9 +78,12 @@ class SearchGenerator:
             file: Finished prompts are kept there, and a rerun goes on from them.
         """
         asked = [each for each in prompts if isinstance(each, Prompt)]
-        if not asked and prompts:
-            rows = list(GRPODataset([{"prompt": prompt} for prompt in prompts], self.policy.tokenizer))
-            asked = [replace(row, id=name) for row, name in zip(rows, prompt_names(list(prompts)), strict=True)]
+        texts = [each for each in prompts if not isinstance(each, Prompt)]
+        if texts and asked:
+            raise DataError("These prompts are texts and Prompt objects; give one or the other.")
+        if texts:
+            rows = list(GRPODataset([{"prompt": text} for text in texts], self.policy.tokenizer))
+            asked = [replace(row, id=name) for row, name in zip(rows, prompt_names(texts), strict=True)]
         return run_search(
             asked, self.strategy, engine=self.engine, scorer=self.scorer, arguments=self.arguments, sampling=self.sampling,
             separator=self.separator, budget=self.budget, seed=self.seed, file=file,

@@ -9,7 +9,7 @@ compares them. Any other scorer reads whole candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlhf.data.contracts import Prompt
@@ -19,7 +19,7 @@ from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import Completion
 
-COMBINED = {
+COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
     "product": math.prod,
     "min": min,
     "mean": lambda steps: sum(steps) / len(steps),

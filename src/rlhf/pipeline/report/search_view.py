@@ -34,7 +34,7 @@ def search_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
         "rows": [
             {"number": place, **each, "cost": mapping(each.get("cost"))} for place, each in enumerate(strategies, 1)
         ],
-        "within_k_tries": mapping(part.get("pass_at_k")),
+        "within_k_tries": mapping(part.get("within_k_tries")),
         "panels": [panel] if panel is not None else [],
     }
 
@@ -61,7 +61,8 @@ def write_picture(path: Path, part: Mapping[str, Any]) -> None:
 
 
 def _drawn(strategies: Sequence[Mapping[str, Any]]) -> tuple[list[CostPoint], list[Series]]:
-    points, curves = [], []
+    points: list[CostPoint] = []
+    curves: list[Series] = []
     for place, each in enumerate(strategies, 1):
         accuracy, cost = mapping(each.get("accuracy")), mapping(each.get("cost"))
         value, total = accuracy.get("value"), cost.get("total_tokens")

@@ -90,7 +90,7 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
     }
     write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "search": part})
     write_picture(at.folder / "search.png", part)
-    metrics = {"num_problems": len(prompts), "num_strategies": len(outcomes)}
+    metrics: dict[str, float] = {"num_problems": len(prompts), "num_strategies": len(outcomes)}
     for outcome in outcomes:
         name = _file_name(outcome.title)
         metrics |= {f"{name}/accuracy": outcome.accuracy.value, f"{name}/total_tokens": outcome.total_tokens}

@@ -8,6 +8,7 @@ from typing import Literal
 from scipy.special import betainc
 
 from rlhf.errors import ConfigError
+from rlhf.rollout.types import Completion
 from rlhf.search.answer_key import AnswerOf
 from rlhf.search.contract import Ask, Search
 from rlhf.search.strategies.votes_on_answers import elected, tally
@@ -90,7 +91,9 @@ def confidence_stopping(
     if rule == "vote" and answer_of is None:
         raise ConfigError("A vote needs to know what two completions have in common; give answer_of.")
     stopping = ConfidenceBasedStopping(rule, threshold=threshold, min_samples=min_samples)
-    candidates, scores, answers = [], [], []
+    candidates: list[Completion] = []
+    scores: list[float] = []
+    answers: list[str | None] = []
     while len(candidates) < max_samples:
         new = yield ask.sample(min(samples_at_once, max_samples - len(candidates)))
         candidates += new

@@ -12,6 +12,16 @@ from rlhf.search.contract import Ask, Choice, Search
 from rlhf.search.strategies.step_beam import unlike
 
 
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """When a node is sampled again."""
+
+    max_children: int
+    """Most steps sampled of one node."""
+    below: float
+    """While its best child's score is below this share of its own."""
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """A beginning of a completion, or the prompt."""
@@ -42,18 +52,18 @@ class Node:
         known = self.total if self.visits else self.score
         return known / (max(self.visits, 1) + self.pending)
 
-    def may_widen(self, *, max_children: int, below: float) -> bool:
+    def may_widen(self, limits: Widening) -> bool:
         """Whether more steps are sampled from here: its best child is far below what it has itself."""
         best = max((child.score for child in self.children), default=0.0)
-        return not self.ended and self.num_sampled < max_children and best < below * self.score
+        return not self.ended and self.num_sampled < limits.max_children and best < limits.below * self.score
 
-    def open(self, *, max_children: int, below: float) -> bool:
+    def open(self, limits: Widening) -> bool:
         """Whether the search can still learn something below it."""
         if self.ended:
             return False
-        if not self.counts or self.may_widen(max_children=max_children, below=below):
+        if not self.counts or self.may_widen(limits):
             return True
-        return any(child.open(max_children=max_children, below=below) for child in self.children)
+        return any(child.open(limits) for child in self.children)
 
 
 def mcts(
@@ -92,10 +102,10 @@ def mcts(
         stop_at: A completion with this score ends the search; None to use every expansion.
     """
     root = top = Node(None, 1.0)
-    limits = {"max_children": max_children, "below": widen_below}
+    limits = Widening(max_children, widen_below)
     finished: list[Node] = []
     since_commit = expansions = 0
-    while expansions < max_expansions and root.open(**limits):
+    while expansions < max_expansions and root.open(limits):
         paths = _select_leaves(root, min(leaves_at_once, max_expansions - expansions), exploration, limits)
         groups = yield [ask.sample(samples, prefix=path[-1].candidate, step=True) for path in paths]
         new = [_new_steps(path[-1], group) for path, group in zip(paths, groups, strict=True)]
@@ -121,13 +131,13 @@ def mcts(
     return Choice(completion=whole, details=details)
 
 
-def _select_leaves(root: Node, count: int, exploration: float, limits: dict[str, float]) -> list[list[Node]]:
+def _select_leaves(root: Node, count: int, exploration: float, limits: Widening) -> list[list[Node]]:
     """Paths from the root to different leaves; fewer where there are no more."""
     paths: list[list[Node]] = []
     for _ in range(count):
         path = [root]
-        while path[-1].counts and not path[-1].may_widen(**limits):  # type: ignore[arg-type]
-            choices = [child for child in path[-1].children if child.open(**limits)]  # type: ignore[arg-type]
+        while path[-1].counts and not path[-1].may_widen(limits):
+            choices = [child for child in path[-1].children if child.open(limits)]
             if not choices:
                 break
             path.append(max(choices, key=lambda child: _puct(path[-1], child, exploration)))
