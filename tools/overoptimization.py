@@ -34,8 +34,6 @@ from rlhf.evaluation.scaling import (
     Form,
     Moment,
     ScalingFit,
-    best_of_n_kl,
-    best_of_n_means,
     fit_scaling,
     recalibrated_scale,
 )
@@ -44,6 +42,7 @@ from rlhf.models.folders import module_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.run import Pipeline, machine, versions
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_means
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rollout.local import LocalEngine
 from rlhf.seeds import derive_seed

@@ -89,6 +89,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
+    from rlhf.search.ensemble_policy import EnsemblePolicy as EnsemblePolicy
+    from rlhf.search.sampler import BestOfNSampler as BestOfNSampler
+    from rlhf.search.sampler import MCTSGenerator as MCTSGenerator
+    from rlhf.search.strategies.adaptive_compute import AdaptiveComputeAllocator as AdaptiveComputeAllocator
+    from rlhf.search.strategies.confidence_stopping import ConfidenceBasedStopping as ConfidenceBasedStopping
     from rlhf.serving.app import create_app as create_app
     from rlhf.store.store import PreferenceStore as PreferenceStore
     from rlhf.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
@@ -122,6 +127,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
 
 PUBLIC: dict[str, str] = {
     "ALGORITHMS": "rlhf.training.algorithm_table:ALGORITHMS",
+    "AdaptiveComputeAllocator": "rlhf.search.strategies.adaptive_compute:AdaptiveComputeAllocator",
     "AdaptiveKLController": "rlhf.training.control:AdaptiveKLController",
     "AdversarialValidator": "rlhf.evaluation.adversarial.validator:AdversarialValidator",
     "AnnotationGuideline": "rlhf.config.guidelines:AnnotationGuideline",
@@ -129,11 +135,13 @@ PUBLIC: dict[str, str] = {
     "AtLeast": "rlhf.config.requirements:AtLeast",
     "AtMost": "rlhf.config.requirements:AtMost",
     "BaseConfig": "rlhf.config.base:BaseConfig",
+    "BestOfNSampler": "rlhf.search.sampler:BestOfNSampler",
     "Better": "rlhf.config.requirements:Better",
     "CapabilityTester": "rlhf.evaluation.suites.capability:CapabilityTester",
     "CheckpointManager": "rlhf.training.checkpoint:CheckpointManager",
     "ComparisonType": "rlhf.data.contracts:ComparisonType",
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
+    "ConfidenceBasedStopping": "rlhf.search.strategies.confidence_stopping:ConfidenceBasedStopping",
     "ConstitutionalRewardWrapper": "rlhf.rewards.constitution:ConstitutionalRewardWrapper",
     "DATASET_GUIDELINES": "rlhf.feedback.planning:DATASET_GUIDELINES",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
@@ -142,6 +150,7 @@ PUBLIC: dict[str, str] = {
     "DeviceManager": "rlhf.training.device_manager:DeviceManager",
     "EarlyStopping": "rlhf.training.control:EarlyStopping",
     "ElasticWeightConsolidation": "rlhf.training.penalties:ElasticWeightConsolidation",
+    "EnsemblePolicy": "rlhf.search.ensemble_policy:EnsemblePolicy",
     "EnsembleReward": "rlhf.rewards.ensemble:EnsembleReward",
     "GRPOConfig": "rlhf.config.grpo_settings:GRPOConfig",
     "GRPODataset": "rlhf.data.datasets:GRPODataset",
@@ -153,6 +162,7 @@ PUBLIC: dict[str, str] = {
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",
     "LearnedReward": "rlhf.rewards.learned:LearnedReward",
     "LoRAConfig": "rlhf.config.model:LoRAConfig",
+    "MCTSGenerator": "rlhf.search.sampler:MCTSGenerator",
     "MergeConfig": "rlhf.config.merging:MergeConfig",
     "ModelConfig": "rlhf.config.model:ModelConfig",
     "ModelMerger": "rlhf.merging.merger:ModelMerger",

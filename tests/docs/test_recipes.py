@@ -22,6 +22,10 @@ FEWER: dict[str, dict[str, Any]] = {
     "calculator": {"num_demonstrations": 60, "num_prompts": 24, "num_test_prompts": 8},
     "step_labels": {"limit": 12, "completions_per_prompt": 2},
     "pass_at_k": {"limit": 6, "num_samples": 4, "ks": [1, 4]},
+    "search_compare": {
+        "limit": 3,
+        "strategies": ["greedy", {"kind": "weighted_vote", "num_samples": 2}, {"kind": "mcts", "max_expansions": 2}],
+    },
     "preferences": {"num_pairs": 40, "num_test_pairs": 20},
     "sft": {"max_steps": 3, "eval_every": 2, "save_every": 2},
     "reward": {"max_steps": 3},

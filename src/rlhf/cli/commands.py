@@ -48,6 +48,7 @@ COMMANDS = {
     "gate": Entry("gate:gate", "The loop", takes_settings=True),
     "registry": Entry("registry:app", "The loop"),
     "merge": Entry("merge:merge", "The loop"),
+    "search": Entry("search:app", "The loop"),
     "serve": Entry("serve:serve", "The loop", takes_settings=True),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlhf.cli.options import DeviceOption
+from rlhf.errors import ConfigError
 from rlhf.models.sources import check_there
 from rlhf.pipeline.models import named_model
 
 if TYPE_CHECKING:
+    from rlhf.config.search import SearchConfig
     from rlhf.data.contracts import Prompt
 
 
@@ -30,9 +33,21 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same samples.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Use only this many prompts.", min=1)] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Look for each completion instead of drawing it: a YAML file with a `search` section, or the section itself, such as "
+            "'{strategy: {kind: best_of_n, num_samples: 8}, reward: FOLDER}'. See docs/search.md.",
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="With --search: file of finished prompts with their traces; a rerun goes on from it."),
+    ] = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Sample completions; one JSON object a line on standard output."""
+    """Sample completions, or search for better ones; one JSON object a line on standard output."""
+    config = _search_section(search, keep, samples)
     model = named_model(model)  # a run holds several, and which one is meant makes the difference
     check_there(model)
     from rlhf.config.policy import SamplingConfig
@@ -47,6 +62,10 @@ def generate(
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
+    if config is not None:
+        for row in _searched(config, rows, policy, sampling, seed, keep):
+            print(json.dumps({**row, "model": model}, ensure_ascii=False))
+        return
     groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
     for prompt, group in zip(rows, groups, strict=True):
         for completion in group:
@@ -64,6 +83,69 @@ def generate(
                 "logprob": round(sum(completion.logprobs), 4),
             }
             print(json.dumps(row, ensure_ascii=False))
+
+
+def _search_section(text: str | None, keep: Path | None, samples: int) -> SearchConfig | None:
+    """The settings of ``--search``: of a file, with or without the key ``search`` around them, or written out."""
+    if text is None:
+        if keep is not None:
+            raise ConfigError("--keep is a file of a search's results; give --search too.")
+        return None
+    if samples > 1:
+        raise ConfigError(
+            "A search answers each prompt once; leave --samples out, and set the strategy's own number of samples."
+        )
+    from rlhf.config.search import SearchConfig
+    from rlhf.config.yaml_text import parse_yaml, read_yaml
+
+    is_file = text.endswith((".yaml", ".yml"))
+    tree = read_yaml(Path(text)) if is_file else parse_yaml(text, "--search")
+    if isinstance(tree, str):
+        tree = {"strategy": tree}
+    if isinstance(tree, dict) and set(tree) == {"search"}:
+        tree = tree["search"]
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--search holds a {type(tree).__name__}; expected settings, such as {{strategy: greedy}}.")
+    return SearchConfig.of(tree, source=text if is_file else "--search")
+
+
+def _searched(
+    config: SearchConfig, rows: Sequence[Prompt], policy: Any, sampling: Any, seed: int, keep: Path | None
+) -> Iterator[dict[str, Any]]:
+    from rlhf.rewards.factory import build_reward
+    from rlhf.rollout.local import LocalEngine
+    from rlhf.search.configured_search import search_with
+
+    scorer = None if config.reward is None else build_reward(config.reward, tokenizer=policy.tokenizer)
+    run = search_with(
+        config,
+        config.strategy,
+        rows,
+        engine=LocalEngine(policy),
+        scorer=scorer,
+        sampling=sampling,
+        seed=seed,
+        file=keep,
+    )
+    results = {result.prompt_id: result for result in run.results}
+    for prompt in rows:
+        result = results.get(prompt.id)
+        completion = result.completion if result is not None else None
+        yield {
+            "id": prompt.id,
+            "prompt": prompt.messages or prompt.text,
+            "completion": completion.text if completion is not None else None,
+            "finish_reason": completion.finish_reason if completion is not None else None,
+            "logprob": round(sum(completion.logprobs), 4) if completion is not None else None,
+            "sampling": {**sampling.model_dump(mode="json", exclude_defaults=True), "seed": seed},
+            "search": {
+                "strategy": config.strategy.title,
+                "score": result.score if result is not None else None,
+                "stopped_by": result.stopped_by if result is not None else "seconds",
+                "details": dict(result.details) if result is not None else {},
+                "cost": result.cost.to_dict() if result is not None else None,
+            },
+        }
 
 
 def _names(prompts: Sequence[Prompt]) -> list[str]:

@@ -23,6 +23,7 @@ from rlhf.config.metric_table import (
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs
+from rlhf.config.search import SearchConfig
 from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, StageConfig, listed
 
 
@@ -149,6 +150,8 @@ class BestOfNStage(FilteredPrompts):
     """Keep none that scores below this; null for no bound."""
     keep_cut: bool = False
     """Also keep completions that the length limit cut: they have no end, so nothing about ending is learned from them."""
+    search: SearchConfig | None = None
+    """Look for each of the `num_samples` completions by a strategy (docs/search.md) instead of drawing it; null to draw."""
     sampling: SamplingConfig = SamplingConfig()
     """How they are drawn."""
     max_prompt_length: int | None = Field(None, ge=1)

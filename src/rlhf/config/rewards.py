@@ -434,6 +434,8 @@ def rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
         places = (
             {f"{key}.{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {key: value}
         )
+        if not isinstance(value, RewardBase) and isinstance(inside := getattr(value, "reward", None), RewardBase):
+            places = {f"{key}.reward": inside}  # of a search
         for place, item in places.items():
             if isinstance(item, RewardBase):
                 found += [(place, item), *((f"{place}.{inner}", part) for inner, part in item.rewards_inside())]

@@ -23,6 +23,7 @@ from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage
 from rlhf.config.gates import GateStage
 from rlhf.config.methods import KIND_OF_METHOD, METHODS
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
+from rlhf.config.search_stages import SearchCompareStage
 from rlhf.config.stage_inputs import (
     DataInputs,
     OfflineStage,
@@ -84,6 +85,7 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     BestOfNStage,
     EvaluateStage,
     PassAtKStage,
+    SearchCompareStage,
     CapabilitiesStage,
     GateStage,
 )
@@ -175,6 +177,7 @@ __all__ = [
     "RewardStage",
     "RowsFor",
     "SFTStage",
+    "SearchCompareStage",
     "SimPOStage",
     "Stage",
     "StageConfig",

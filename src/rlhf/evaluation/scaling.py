@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import DataError
 from rlhf.evaluation.intervals import CONFIDENCE, Array
 from rlhf.seeds import derive_seed
 
@@ -65,48 +65,6 @@ class ScalingFit:
     def __call__(self, d: ArrayLike) -> Array:
         """R(d)."""
         return _features(np.asarray(d, dtype=np.float64), self.form) @ np.array([self.alpha[0], self.beta[0]])
-
-
-def best_of_n_kl(n: int) -> float:
-    """How far the best of n samples is from the distribution that they were drawn from: KL(best || one) in nats.
-
-        log n - (n - 1) / n
-
-    Exact where no two samples tie; with ties (a small world repeats itself) it is an upper bound.
-
-    Sources: Stiennon et al. 2020, appendix G.3, arXiv:2009.01325; the bound: Beirami et al. 2024, arXiv:2401.01879.
-    """
-    if n < 1:
-        raise ConfigError(f"The best of {n} samples was asked for; wanted 1 or more.")
-    return math.log(n) - (n - 1) / n
-
-
-def best_of_n_means(proxy: ArrayLike, values: ArrayLike, n: int) -> float:
-    """Mean over all sets of n among N samples of the value of the set's best by proxy: unbiased, and exact over the sets.
-
-        sum over i of C(i - 1, n - 1) / C(N, n) * value of rank i,   ranks 1 .. N by proxy, the best last
-
-    Samples with equal proxies share their ranks' weight: which of them would be taken is a matter of chance.
-
-    Source: Nakano et al. 2021 (WebGPT), appendix I, arXiv:2112.09332, whose estimator Gao et al. 2022 use.
-
-    Args:
-        proxy: [N] what chooses.
-        values: [N] what is measured of the chosen one; the proxy itself for its own curve.
-        n: From 1 to N.
-    """
-    scores, values = np.asarray(proxy, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    total = len(scores)
-    if scores.shape != values.shape or scores.ndim != 1 or not 1 <= n <= total:
-        raise ConfigError(
-            f"The best of {n} among samples of shapes {scores.shape} and {values.shape} was asked for; wanted one proxy and "
-            f"one value each, and n from 1 to {total}."
-        )
-    weights = np.array([math.comb(rank - 1, n - 1) / math.comb(total, n) for rank in range(1, total + 1)])
-    order = np.argsort(scores, kind="stable")
-    _, ties = np.unique(scores[order], return_inverse=True)
-    shared = np.bincount(ties, weights=weights) / np.bincount(ties)
-    return float(shared[ties] @ values[order])
 
 
 def recalibrated_scale(proxy_gaps: ArrayLike, gold_gaps: ArrayLike) -> float:

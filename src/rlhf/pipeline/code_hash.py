@@ -22,6 +22,7 @@ from rlhf.config.base import Names, named_things
 from rlhf.config.engines import engines_of
 from rlhf.config.judges import judges_of
 from rlhf.config.rewards import rewards_of
+from rlhf.config.search import strategies_of
 
 if TYPE_CHECKING:
     from rlhf.config.stage_inputs import StageConfig
@@ -50,6 +51,7 @@ def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
     modules |= {engine.builds.partition(":")[0] for engine in engines_of(stage).values()}
     modules |= {judge.builds.partition(":")[0] for judge in judges_of(stage)}
+    modules |= {strategy.module for strategy in strategies_of(stage) if strategy.module}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 

@@ -49,6 +49,11 @@ class ModelReward(Generic[ModelT]):
         """What metrics and errors call it."""
         return self._name
 
+    @property
+    def takes_ids(self) -> bool:
+        """Whether it reads the ids that were sampled: the policy's tokenizer is known and has the same ones."""
+        return bool(self._same_ids)
+
 
 def model_folder(source: str) -> str:
     """A reward model's folder or hub name, for anyone who has no recipe.

@@ -187,7 +187,7 @@ class LocalEngine:
         device = next(model.parameters()).device
         with evaluating(model), ExitStack() as stack:
             if self.policy.path is None:
-                self.policy.choose_path(_rows_to_check(prompts))
+                self.policy.choose_path(rows_to_check(prompts))
             fused = self._fuse(model, prompts, sampling.max_new_tokens)
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
@@ -256,7 +256,7 @@ class LocalEngine:
         return torch.autocast(device.type, dtype=getattr(torch, self._products))
 
 
-def _rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
+def rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
     """Rows for the path check where no batch was scored before: the longest prompts, own tokens as completions."""
     longest = sorted(prompts, key=lambda prompt: -len(prompt.ids))[:3]
     return [Group(list(p.ids), [Branch(list(p.ids[:8])), Branch(list(p.ids[-8:]))]) for p in longest]

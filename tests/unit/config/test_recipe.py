@@ -118,7 +118,12 @@ def test_what_was_resolved_reads_back_as_the_same_recipe():
 def test_a_kind_declares_what_others_ask_of_it():
     assert judge_kinds("completions") == ("reward",)
     assert judge_kinds("steps") == ("prm",)
-    assert {name for name, kind in BY_KIND.items() if kind.evaluates} == {"evaluate", "gate", "pass_at_k"}
+    assert {name for name, kind in BY_KIND.items() if kind.evaluates} == {
+        "evaluate",
+        "gate",
+        "pass_at_k",
+        "search_compare",
+    }
     assert {name for name, kind in BY_KIND.items() if "sampling" in kind.model_fields} == {
         name for name, kind in BY_KIND.items() if kind.samples
     } - {"capabilities"}, "whose suites each have their own"

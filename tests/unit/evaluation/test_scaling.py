@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rlhf.errors import ConfigError, DataError
-from rlhf.evaluation.scaling import Moment, best_of_n_kl, best_of_n_means, fit_scaling, recalibrated_scale
+from rlhf.evaluation.scaling import Moment, fit_scaling, recalibrated_scale
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_means
 
 
 def moment(d: float, reward: float, *, rows: int = 40, noise: float = 0.0, seed: int = 0) -> Moment:

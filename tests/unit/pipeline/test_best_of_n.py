@@ -13,10 +13,10 @@ from rlhf.config.stages import BestOfNStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.world import build_world
 from rlhf.errors import ConfigError, RewardError
-from rlhf.evaluation.scaling import best_of_n_kl
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.stages.best_of_n import Candidate, chosen
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl
 from rlhf.rollout.types import Completion
 
 

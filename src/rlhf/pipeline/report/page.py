@@ -22,6 +22,7 @@ from rlhf.pipeline.report.capability_view import capabilities_view
 from rlhf.pipeline.report.gate_view import gate_view, registry_views
 from rlhf.pipeline.report.plots import reuse_plots
 from rlhf.pipeline.report.run_data import RunRecord, StageRecord, read_run
+from rlhf.pipeline.report.search_view import search_view
 from rlhf.pipeline.report.template_cache import kept_templates
 from rlhf.pipeline.report.views import (
     changes_view,
@@ -165,6 +166,10 @@ def _solving(run: RunRecord) -> dict[str, Any]:
     return {"solvings": [solving_view(*found) for found in run.parts("solving")]}
 
 
+def _search(run: RunRecord) -> dict[str, Any]:
+    return {"searches": [search_view(*found) for found in run.parts("search")]}
+
+
 def _metrics(run: RunRecord) -> dict[str, Any]:
     return {"measurements": [metrics_view(*found) for found in run.parts("metrics")]}
 
@@ -204,6 +209,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("changes", "What changed", _changes),
     Section("metrics", "Metrics", _metrics),
     Section("solving", "Problems solved", _solving),
+    Section("search", "Search", _search),
     Section("gates", "Gates", _gates),
     Section("capabilities", "Capabilities", _capabilities),
     Section("samples", "Before and after", _samples),

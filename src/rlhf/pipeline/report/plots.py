@@ -231,6 +231,64 @@ def forest_panel(title: str, rows: Sequence[ForestRow], *, unit: str = "", note:
     return Panel(title, _svg(draw, alt, rows), unit, note=note)
 
 
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """What something brings for what it costs."""
+
+    number: int
+    """Written next to the point; a table says whose it is."""
+    cost: float
+    value: float
+    low: float
+    high: float
+    color: str = ONE
+
+
+def cost_panel(
+    title: str, points: Sequence[CostPoint], curves: Sequence[Series], *, unit: str = "", x_label: str, note: str = ""
+) -> Panel:
+    """Numbered points with intervals over their costs, on a logarithmic axis, and curves of what can be had for less.
+
+    Args:
+        title: Of the panel.
+        points: At least one.
+        curves: Lines without markers.
+        unit: Of the values.
+        x_label: What the cost is.
+        note: A sentence under the panel.
+    """
+
+    def draw(axes: Axes) -> None:
+        draw_costs(axes, points, curves, x_label)
+
+    alt = f"{title}{f', {unit}' if unit else ''}. " + " ".join(
+        f"{p.number}: {p.value:.3g} ({p.low:.3g} to {p.high:.3g}) for {p.cost:.4g}." for p in points
+    )
+    legend = [(each.label, CSS[each.color]) for each in curves]
+    return Panel(title, _svg(draw, alt, points, curves, x_label), unit, legend, note)
+
+
+def draw_costs(axes: Axes, points: Sequence[CostPoint], curves: Sequence[Series], x_label: str) -> None:
+    """What ``cost_panel`` shows."""
+    for each in curves:
+        axes.plot(list(each.x), list(each.y), color=each.color, linewidth=1.2, alpha=0.7)
+    for point in points:
+        axes.plot([point.cost] * 2, [point.low, point.high], color=point.color, linewidth=1.0)
+        axes.plot([point.cost], [point.value], "o", color=point.color, markersize=4)
+        axes.annotate(
+            str(point.number),
+            (point.cost, point.value),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=INK,
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel(x_label)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+
+
 _plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", default=MappingProxyType({}))
 
 

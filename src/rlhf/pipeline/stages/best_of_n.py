@@ -7,19 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.config.search import SearchConfig
 from rlhf.config.stages import BestOfNStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.errors import RewardError
-from rlhf.evaluation.scaling import best_of_n_kl
 from rlhf.files import write_jsonl
 from rlhf.formatting import rounded
+from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
+from rlhf.rewards.best_of_n_statistics import best_of_n_kl
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.types import Scorer, ask_scorer, listen, sample_name
 from rlhf.rollout.local import LocalEngine
-from rlhf.rollout.types import Completion
+from rlhf.rollout.types import Completion, RolloutEngine
 
 SAMPLES_AT_ONCE = 2048
 """Completions asked for and judged in one call."""
@@ -52,7 +54,9 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
         [resolved_reward(spec, at) for spec in stage.reward], tokenizer=policy.tokenizer, on_error="report"
     )
     listen(scorer, at.log.alarm)
-    engine = LocalEngine(policy)
+    engine: RolloutEngine = LocalEngine(policy)
+    if stage.search is not None:
+        engine = _searching(stage.search, engine, policy, at)
     rows: list[dict[str, Any]] = []
     asked: list[Candidate] = []
     best: list[Candidate] = []
@@ -73,6 +77,17 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
     _tell_unscored(unscored, asked, scorer, at)
     write_jsonl(at.folder / ROWS, rows)
     return _outcome(stage, at, len(prompts), asked, best)
+
+
+def _searching(search: SearchConfig, engine: RolloutEngine, policy: PolicyModel, at: StageContext) -> RolloutEngine:
+    """An engine whose completions are found, not drawn."""
+    from rlhf.search.search_engine import SearchEngine  # here: few recipes search
+
+    scorer = None
+    if search.reward is not None:
+        scorer = build_reward(resolved_reward(search.reward, at), tokenizer=policy.tokenizer)
+        listen(scorer, at.log.alarm)
+    return SearchEngine(engine, search, scorer)
 
 
 def chosen(
@@ -166,7 +181,7 @@ def _outcome(
     # A bound on the score, leaving out what was cut, or drawing from another distribution than the policy's (a temperature,
     # its likeliest tokens) moves further: by nobody knows how much.
     everything = stage.min_score is None and (stage.keep_cut or not cut) and len(scored) == len(asked)
-    if stage.keep == 1 and everything and stage.sampling.is_whole:
+    if stage.keep == 1 and everything and stage.sampling.is_whole and stage.search is None:
         bound = metrics["kl_bound"] = best_of_n_kl(stage.num_samples)
         at.log.write(
             "note",

@@ -18,6 +18,7 @@ from rlhf.config.judges import JudgeBase
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of
+from rlhf.config.search_stages import SearchCompareStage
 from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, PolicyStage, Stage, stage_adapter
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (
@@ -102,11 +103,12 @@ def find_leakage(
         policy, baseline = _models(asked, evaluation.start_key, evaluation.start.path), []
     else:
         policy = _models(asked, "policy", evaluation.policy.path)
-        baseline = _models(asked, "baseline", evaluation.baseline.path if evaluation.baseline is not None else None)
+        before = getattr(evaluation, "baseline", None)
+        baseline = _models(asked, "baseline", before.path if before is not None else None)
     found = Leakage()
     judges: list[Made | Root] = []
     judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
-    if not isinstance(evaluation, PassAtKStage) and judge is not None:
+    if not isinstance(evaluation, PassAtKStage | SearchCompareStage) and judge is not None:
         judges = models_of(judge, "judge", asked)
         found = _seen_judge(asked, judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)

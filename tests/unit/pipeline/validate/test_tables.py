@@ -86,6 +86,10 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
             "sampling": {"max_new_tokens": 8},
         },
         "solved": {"kind": "pass_at_k", "policy": "embedded", **judged, "num_samples": 2, "sampling": {"max_new_tokens": 4}},
+        "searches": {
+            "kind": "search_compare", "policy": "embedded", **judged, "reward": "rules", "sampling": {"max_new_tokens": 4},
+            "strategies": ["greedy", {"kind": "best_of_n", "num_samples": 2}],
+        },
         "suites": {
             "kind": "capabilities", "policy": "stage:sft", "baseline": "embedded",
             "suites": {"name": "s", "scorer": "exact", "sampling": sampling, "items": [{"prompt": "Who?", "answer": "he"}]},

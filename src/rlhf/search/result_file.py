@@ -1,0 +1,90 @@
+"""Finished prompts of a search, a line each: what a rerun does not search again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import DataError
+from rlhf.files import storage_errors, write_jsonl
+from rlhf.search.contract import SearchResult
+
+SCHEMA = 1
+
+
+class ResultFile:
+    """A JSONL file: what was searched for and how, then a line for each finished prompt.
+
+    A line that a kill cut in two is left out and its prompt searched again; any other damage is an error.
+
+    Args:
+        path: Made with the first result; what it holds already is read.
+        settings: What results depend on; a file of others is refused.
+
+    Raises:
+        DataError: The file is damaged, or of other settings.
+    """
+
+    def __init__(self, path: Path | str, settings: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        text = json.dumps(settings, sort_keys=True, default=str)
+        self._header = {
+            "schema": SCHEMA,
+            "key": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "settings": json.loads(text),
+        }
+        self.results: dict[str, SearchResult] = {}
+        if self.path.exists():
+            self._read()
+
+    def add(self, results: Sequence[SearchResult]) -> None:
+        """Write results to the end, and to the disk."""
+        new = [result for result in results if result.prompt_id not in self.results]
+        if not self.path.exists():
+            write_jsonl(self.path, [self._header])
+        with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            for result in new:
+                file.write(json.dumps(result.to_row(), ensure_ascii=False) + "\n")
+                self.results[result.prompt_id] = result
+
+    def _read(self) -> None:
+        with storage_errors(self.path):
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):  # the process ended while it wrote this line
+            lines = lines[:-1]
+            write_jsonl(self.path, [self._parsed(number, line) for number, line in enumerate(lines, 1)])
+        header = self._parsed(1, lines[0]) if lines else None
+        if header is None:
+            self.path.unlink()
+            return
+        if header.get("key") != self._header["key"]:
+            changed = [
+                name
+                for name, value in self._header["settings"].items()
+                if (header.get("settings") or {}).get(name) != value
+            ]
+            raise DataError(
+                f"{self.path} holds results of other settings ({', '.join(changed) or 'unknown ones'} differ); give another file, or "
+                "delete this one."
+            )
+        for number, line in enumerate(lines[1:], 2):
+            row = self._parsed(number, line)
+            try:
+                result = SearchResult.from_row(row)
+            except (KeyError, TypeError) as err:
+                raise DataError(
+                    f"{self.path}, line {number} is no result of a search: {err}; delete the file."
+                ) from err
+            self.results[result.prompt_id] = result
+
+    def _parsed(self, number: int, line: str) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as err:
+            raise DataError(f"{self.path}, line {number} is not JSON: {err}; delete the file.") from err
+        if not isinstance(row, dict):
+            raise DataError(f"{self.path}, line {number} is not an object; delete the file.")
+        return row

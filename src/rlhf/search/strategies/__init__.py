@@ -1,0 +1,1 @@
+"""Search strategies, one a file; ``rlhf.config.search.STRATEGY_KINDS`` lists them."""

@@ -1,0 +1,168 @@
+"""Searches side by side: what they are given, what it costs, where they stop, and what a rerun finds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf.config.policy import SamplingConfig
+from rlhf.errors import ConfigError, DataError
+from rlhf.search.contract import Budget, BudgetSpent
+from rlhf.search.search_run import run_search
+from rlhf.search.strategies.highest_score import best_of_n
+from rlhf.search.strategies.single_sample import single_sample
+from rlhf.search.strategies.step_beam import beam
+from tests.fixtures.step_world import DigitEngine, DigitScorer, prompt
+
+PROMPTS = [prompt(f"p{i}", f"{i % 4}{(i + 1) % 4}{(i + 2) % 4}") for i in range(6)]
+SAMPLING = SamplingConfig(max_new_tokens=7)
+
+
+def search(strategy=best_of_n, prompts=PROMPTS, **how):
+    how = {"engine": DigitEngine(), "scorer": DigitScorer(), "sampling": SAMPLING, "separator": ";", "seed": 3} | how
+    return run_search(prompts, strategy, **how)
+
+
+def test_every_token_is_in_the_account():
+    run = search(arguments={"num_samples": 4})
+    for result in run.results:
+        assert result.cost.policy_tokens == 4 * 7  # three digits, three semicolons and the end
+        assert result.cost.prefill_tokens == 3  # the prompt once for its four samples
+        assert result.cost.scorer_forwards == 4
+        assert result.cost.scorer_tokens == 0  # the scorer runs no model
+        assert [event["did"] for event in result.trace] == ["sampled", "scored", "kept"]
+        assert result.score == max(result.trace[1]["scores"])
+
+
+def test_what_prompts_ask_for_goes_into_one_call():
+    engine = DigitEngine()
+    search(engine=engine, arguments={"num_samples": 4})
+    assert [len(call["prompts"]) for call in engine.calls] == [len(PROMPTS)]
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_an_answer_does_not_depend_on_the_other_prompts(at_once):
+    def answers(run):
+        return {result.prompt_id: (result.completion.text, result.cost.policy_tokens) for result in run.results}
+
+    how = {"strategy": beam, "arguments": {"width": 2, "samples": 3}}
+    assert answers(search(**how)) == answers(search(**how, prompts=PROMPTS[::-1], prompts_at_once=at_once))
+
+
+def test_another_seed_searches_elsewhere():
+    texts = [[result.completion.text for result in search(single_sample, seed=seed).results] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("limit", range(1, 31))
+def test_no_token_is_sampled_beyond_the_budget(limit):
+    run = search(budget=Budget(policy_tokens=limit), arguments={"num_samples": 4})
+    for result in run.results:
+        assert result.cost.policy_tokens <= limit
+        assert result.completion is not None
+        # Four completions of seven tokens: below 28 something is missing, and the answer says so.
+        assert result.stopped_by == (None if limit >= 28 else "policy_tokens")
+    if limit >= 7:
+        assert all(not result.completion.truncated for result in run.results)
+        assert all(result.cost.policy_tokens == min(limit, 28) for result in run.results)
+
+
+def test_no_more_is_scored_than_the_budget_allows():
+    run = search(budget=Budget(scorer_forwards=2), arguments={"num_samples": 4})
+    for result in run.results:
+        assert result.cost.scorer_forwards == 2
+        assert result.stopped_by == "scorer_forwards"
+        assert result.score == max(result.trace[1]["scores"])
+
+
+def test_the_time_ends_a_search_before_its_next_call():
+    now = iter(range(10_000))
+    run = search(budget=Budget(seconds=8), prompts_at_once=2, clock=lambda: float(next(now)))
+    assert 0 < len(run.results) < len(PROMPTS)
+    assert [result.prompt_id for result in run.results] + run.not_reached == [each.id for each in PROMPTS]
+
+
+def test_a_strategy_may_answer_a_refusal_itself():
+    def stubborn(ask):
+        seen = []
+        try:
+            while True:
+                seen += yield ask.sample(1)
+        except BudgetSpent as limit:
+            limits.append(str(limit))
+            return seen[0]
+
+    limits: list[str] = []
+
+    (result,) = search(stubborn, PROMPTS[:1], budget=Budget(policy_tokens=15)).results
+    assert limits == ["policy_tokens"]
+    assert result.cost.policy_tokens == 15
+    assert result.completion.sample == 0
+    assert result.stopped_by == "policy_tokens"
+
+
+def test_a_rerun_searches_only_what_is_missing(tmp_path):
+    file, engine = tmp_path / "results.jsonl", DigitEngine()
+    whole = search(engine=DigitEngine())
+    search(file=file, prompts=PROMPTS[:4])
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]) + lines[-1][:40])  # killed while it wrote the fourth
+    again = search(file=file, engine=engine)
+    assert engine.calls[0]["prompts"] == ["p3", "p4", "p5"]
+    assert [result.to_row() for result in again.results] == [
+        result.to_row() | {"cost": other.to_row()["cost"]}
+        for result, other in zip(whole.results, again.results, strict=True)
+    ]
+    assert len(file.read_text().splitlines()) == 1 + len(PROMPTS)
+
+
+def test_results_of_other_settings_are_refused(tmp_path):
+    file = tmp_path / "results.jsonl"
+    search(file=file)
+    with pytest.raises(DataError, match="seed"):
+        search(file=file, seed=4)
+
+
+@pytest.mark.parametrize("line", ["[]", "{", '{"prompt_id": "p0"}'])
+def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path, line):
+    file = tmp_path / "results.jsonl"
+    search(file=file, prompts=PROMPTS[:2])
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    with pytest.raises(DataError, match="line 2"):
+        search(file=file)
+
+
+def test_two_prompts_of_one_id_are_refused():
+    with pytest.raises(DataError, match="p1"):
+        search(prompts=[PROMPTS[1], PROMPTS[1]])
+
+
+def test_wrong_strategies_are_told_what_is_wrong():
+    def yields_text(ask):
+        yield "sample"
+
+    def returns_text(ask):
+        yield ask.sample(1)
+        return "42"
+
+    def fails(ask):
+        yield ask.sample(1)
+        raise ZeroDivisionError
+
+    for wrong in (yields_text, returns_text, fails, lambda ask: None):
+        with pytest.raises(ConfigError):
+            search(wrong)
+    with pytest.raises(ConfigError, match="nmu_samples"):
+        search(arguments={"nmu_samples": 4})
+    with pytest.raises(ConfigError, match="reward"):
+        search(scorer=None)
+    with pytest.raises(ConfigError, match="step_separator"):
+        search(beam, separator=None)
+
+
+def test_results_survive_their_file():
+    result = search().results[0]
+    row = json.loads(json.dumps(result.to_row()))
+    assert type(result).from_row(row) == result

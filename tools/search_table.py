@@ -1,0 +1,193 @@
+"""The table of search strategies on the reasoning world: recipes/reasoning_search.yaml over fresh seeds.
+
+    python tools/search_table.py                     seeds 41, 42, 43; writes docs/results/search.md and .json
+    python tools/search_table.py --seeds 44 --write /tmp/search.md
+
+Each seed has problems, demonstrations, a policy and a process reward model of its own. A stage that is finished is never done again, and
+a comparison that was killed goes on: give the same command once more. Strategies were chosen, and everything was developed, on seed 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.recipe import load_recipe
+from rlhf.files import write_json, write_text
+from rlhf.pipeline.run import Pipeline, machine, versions
+from tools.reasoning_table import over_seeds
+
+ROOT = Path(__file__).parent.parent
+RECIPE = ROOT / "recipes" / "reasoning_search.yaml"
+Outcomes = Mapping[str, Mapping[str, Any]]
+"""Title of a strategy -> its part of the comparison, of one seed."""
+
+
+def run_seed(seed: int, folder: Path, *, ignore_code: bool) -> dict[str, Any]:
+    """Run the recipe, what is missing of it, and give the comparison."""
+    recipe = load_recipe(RECIPE, [f"name=search-{seed}", f"seed={seed}", f"output_dir={folder}"])
+    Pipeline(recipe).run(ignore_code=ignore_code)
+    where = folder / f"search-{seed}"
+    part = json.loads((where / "compare" / "evaluation.json").read_text(encoding="utf-8"))["search"]
+    prm = json.loads((where / "prm" / "artifact.json").read_text(encoding="utf-8"))["metrics"]
+    for each in part["strategies"]:
+        each.pop("solved")
+    return {"seed": seed, "f1": prm.get("eval/f1"), **part}
+
+
+def accuracy(title: str) -> Callable[[Outcomes], float]:
+    """Share of problems that a strategy solves."""
+    return lambda found: float(found[title]["accuracy"]["value"])
+
+
+def tokens(title: str, name: str = "policy_tokens") -> Callable[[Outcomes], float]:
+    """Tokens a problem."""
+    return lambda found: float(found[title]["cost"][name])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the research page's minima let expect of every seed."""
+
+    words: str
+    value: Callable[[Outcomes], float]
+    reached: Callable[[float], bool]
+
+
+EXPECTED = (
+    Expected("weighted vote of 32: above .80", accuracy("weighted vote of 32"), lambda x: x > 0.80),
+    Expected(
+        "weighted vote less majority vote, of 32: above .25",
+        lambda found: accuracy("weighted vote of 32")(found) - accuracy("majority vote of 32")(found),
+        lambda x: x > 0.25,
+    ),
+    Expected("MCTS, cap 16: above .84", accuracy("MCTS, cap 16"), lambda x: x > 0.84),
+    Expected(
+        "its policy tokens, in samples: below 8",
+        lambda found: tokens("MCTS, cap 16")(found) / tokens("sample")(found),
+        lambda x: x < 8,
+    ),
+    Expected(
+        "beam 1x4 less best of 4: above .05",
+        lambda found: accuracy("beam 1x4")(found) - accuracy("best of 4")(found),
+        lambda x: x > 0.05,
+    ),
+    Expected(
+        "stop by score, cap 32: policy tokens saved against best of 32, above .5",
+        lambda found: 1 - tokens("stop by score > 0.5, cap 32")(found) / tokens("best of 32")(found),
+        lambda x: x > 0.5,
+    ),
+    Expected(
+        "its accuracy less that of best of 32: not below 0",
+        lambda found: accuracy("stop by score > 0.5, cap 32")(found) - accuracy("best of 32")(found),
+        lambda x: x >= 0,
+    ),
+    Expected(
+        "stop by score, cap 32: total tokens saved against best of 32",
+        lambda found: (
+            1
+            - tokens("stop by score > 0.5, cap 32", "total_tokens")(found) / tokens("best of 32", "total_tokens")(found)
+        ),
+        lambda x: x > 0.5,
+    ),
+)
+
+
+def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
+    """The page in Markdown."""
+    known = ", ".join(f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch"))
+    seeds = [{each["title"]: each for each in row["strategies"]} for row in rows]
+    problems, numbers = rows[0]["settings"]["num_problems"], ", ".join(str(row["seed"]) for row in rows)
+    lines = [
+        "# Strategies of search on the reasoning world",
+        "",
+        "<!-- written by tools/search_table.py; do not edit by hand -->",
+        "",
+        f"Made by `{command}` on {machine()['cpu']}, one thread; {known}. Seeds {numbers}, each with {problems} held-out problems,",
+        "a policy and a process reward model of its own; everything was developed on seed 0. Mean ± half a 95 % t interval over seeds",
+        "[lowest, highest].",
+        "First wrong steps are found with an F1 of "
+        + ", ".join("not measured" if row["f1"] is None else f"{row['f1']:.3f}" for row in rows)
+        + ".",
+        "",
+        "*Policy* counts sampled tokens in single samples (the row `sample` is 1). *Total* counts every token that the policy sampled or",
+        "read and that the reward model read. *Sound* is the share of problems whose answer and steps are all right. Seconds are those of",
+        "a machine that did other things too, and say little.",
+        "",
+        "| strategy | solved | sound | policy | total tokens | scored | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for title in seeds[0]:
+        solved = over_seeds([accuracy(title)(found) for found in seeds])
+        sound = statistics.fmean(float(found[title]["metrics"].get("sound", float("nan"))) for found in seeds)
+        policy = statistics.fmean(tokens(title)(found) / tokens("sample")(found) for found in seeds)
+        total, scored, seconds = (
+            statistics.fmean(tokens(title, name)(found) for found in seeds)
+            for name in ("total_tokens", "scorer_forwards", "seconds")
+        )
+        lines.append(
+            f"| {title} | {solved} | {sound:.3f} | {policy:.1f} | {total:,.0f} | {scored:.1f} | {seconds:.2f} |"
+        )
+    lines += [
+        "",
+        "## Fewer samples of the same pools",
+        "",
+        "| | " + " | ".join(k for k in rows[0]["within_k_tries"]) + " |",
+    ]
+    lines += ["|---|" + "---|" * len(rows[0]["within_k_tries"])]
+    pools = [title for title, each in seeds[0].items() if len(each["curve"]) == len(rows[0]["within_k_tries"])]
+    for title in pools:
+        points = [[point["accuracy"] for point in found[title]["curve"]] for found in seeds]
+        lines.append(
+            f"| {title.removesuffix(' of 32')} of | "
+            + " | ".join(f"{statistics.fmean(p):.3f}" for p in zip(*points, strict=True))
+            + " |"
+        )
+    within = [list(row["within_k_tries"].values()) for row in rows]
+    lines.append("| pass@ | " + " | ".join(f"{statistics.fmean(p):.3f}" for p in zip(*within, strict=True)) + " |")
+    lines += [
+        "",
+        "## What was expected",
+        "",
+        "| | " + " | ".join(f"seed {row['seed']}" for row in rows) + " | |",
+        "|---|" + "---|" * (len(rows) + 1),
+    ]
+    for each in EXPECTED:
+        values = [each.value(found) for found in seeds]
+        met = sum(map(each.reached, values))
+        verdict = "every seed" if met == len(values) else f"{met} of {len(values)} seeds"
+        lines.append(f"| {each.words} | " + " | ".join(f"{value:.3f}" for value in values) + f" | {verdict} |")
+    lines += ["", "## What each comparison says", ""]
+    for row in rows:
+        lines += [f"**Seed {row['seed']}.** " + " ".join(row["advice"]["sentences"]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Run the seeds and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[41, 42, 43])
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "search")
+    parser.add_argument("--write", type=Path, default=ROOT / "docs" / "results" / "search.md")
+    parser.add_argument(
+        "--ignore-code", action="store_true", help="Keep finished stages though the library's code has changed."
+    )
+    arguments = parser.parse_args()
+    command, rows = "python " + shlex.join(sys.argv), []
+    for seed in arguments.seeds:
+        rows.append(run_seed(seed, arguments.folder, ignore_code=arguments.ignore_code))
+        text = page(rows, command)
+        write_text(arguments.write, text)
+        write_json(arguments.write.with_suffix(".json"), {"command": command, "machine": machine(), "seeds": rows})
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
