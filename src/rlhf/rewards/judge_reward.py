@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -54,12 +56,14 @@ class JudgeReward:
         self.on_error = on_error
         self._name = config.name or "judge"
         self._notify: Notify = logger.warning
-        self._own_folder = None if folder is not None else tempfile.TemporaryDirectory(prefix="rlhf-verdicts-")
-        keeps = Path(self._own_folder.name) if self._own_folder is not None else folder
-        assert keeps is not None
+        keeps = folder
+        if keeps is None:  # until this is gone
+            keeps = Path(tempfile.mkdtemp(prefix="rlhf-verdicts-"))
+            weakref.finalize(self, shutil.rmtree, keeps, ignore_errors=True)
         prompted = [each for each in judges_inside(config.judge) if isinstance(each, PromptedJudgeConfig)]
         most = None if config.max_requests is None or not prompted else config.max_requests // len(prompted)
-        self.judge = _asked_so(build_judge(config.judge, cache=keeps / VERDICTS, max_verdicts=most), config)
+        judge = build_judge(config.judge, cache=keeps / VERDICTS, max_verdicts=most, keeps_refusals=True)
+        self.judge = _asked_so(judge, config)
         self.priced = bool(prompted) and all(
             not isinstance(each, EndpointJudgeConfig) or None not in (each.input_price, each.output_price) for each in prompted
         )
@@ -133,11 +137,6 @@ class JudgeReward:
             "max_requests": self.config.max_requests,
             "certificate_problem": self.problem,
         }
-
-    def close(self) -> None:
-        """Remove verdicts that nobody asked to keep."""
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
 
     def _votes(self, pairs: Sequence[Any]) -> list[Vote]:
         if not pairs:

@@ -32,10 +32,14 @@ class CachedJudge:
         judge: That is asked.
         path: The file; several judges may share one.
         max_verdicts: Verdicts of this judge that the file may hold: it is asked for no more; None for no limit.
+        keeps_refusals: Also keep that it refused a question, so that whoever asks again gets the same; else it is asked again.
     """
 
-    def __init__(self, judge: PairwiseJudge, path: Path | str, *, max_verdicts: int | None = None) -> None:
+    def __init__(
+        self, judge: PairwiseJudge, path: Path | str, *, max_verdicts: int | None = None, keeps_refusals: bool = False
+    ) -> None:
         self.judge = judge
+        self.keeps_refusals = keeps_refusals
         self.max_verdicts = max_verdicts
         self.path = Path(path)
         self._hash = judge_hash(judge)
@@ -60,11 +64,14 @@ class CachedJudge:
 
     def grading(self) -> CachedJudge:
         """The judge that is asked for grades, with the same file."""
-        return CachedJudge(grading_judge(self.judge), self.path, max_verdicts=self.max_verdicts)
+        return self._like(grading_judge(self.judge))
 
     def with_template(self, template: JudgeTemplate) -> CachedJudge:
         """The judge that is asked by another prompt, with the same file."""
-        return CachedJudge(asking(self.judge, template), self.path, max_verdicts=self.max_verdicts)
+        return self._like(asking(self.judge, template))
+
+    def _like(self, judge: PairwiseJudge) -> CachedJudge:
+        return CachedJudge(judge, self.path, max_verdicts=self.max_verdicts, keeps_refusals=self.keeps_refusals)
 
     def known(self) -> list[Vote]:
         """Its verdicts on disk.
@@ -108,7 +115,10 @@ class CachedJudge:
             most = len(new) if self.max_verdicts is None else max(0, self.max_verdicts - len(known))
             if asked := new[:most]:
                 said = self.judge.votes([pairs[place_of[key]] for key in asked], keep)
-                known |= dict(zip(asked, said, strict=True))  # with what the judge does not want kept
+                for place, (key, vote) in enumerate(zip(asked, said, strict=True)):
+                    if key not in known and self.keeps_refusals:
+                        keep(place, vote)
+                    known[key] = vote  # also what is not kept
             if len(asked) < len(new):
                 raise BudgetError(
                     f"The judge {self.name} has been asked {counted(self.max_verdicts or 0, 'question')}, as often as it may be, and "
