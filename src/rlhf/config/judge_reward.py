@@ -163,6 +163,11 @@ class JudgeRewardConfig(RewardBase):
         found: list[tuple[str, str]] = [(f"judge.{key}", source) for key, source in self.judge.models_asked()]
         return found
 
+    def language_models(self) -> list[tuple[str, str]]:
+        """Those of ``models_asked`` that judge in words."""
+        local = {judge.path for judge in judges_inside(self.judge) if judge.type == "local"}
+        return [(key, source) for key, source in self.models_asked() if source in local]
+
     def questions_about(self, siblings: int) -> int:
         """Questions to each judge about so many completions of a prompt, where their texts differ."""
         if self.mode == "points":

@@ -30,6 +30,7 @@ from rlhf.pipeline.validate.inputs import (
     is_readable,
     is_rows_name,
     policies,
+    judging_models,
     reward_models,
     root_model,
     rows_inputs,
@@ -44,7 +45,7 @@ def check_places(review: Review) -> None:
         for rows in rows_inputs(stage):
             for source in rows.sources:
                 _check_rows(review, rows.key, source)
-        for key, config in policies(stage):
+        for key, config in (*policies(stage), *judging_models(stage)):
             _check_model(review, key, config)
         for key, source in reward_models(stage):
             _check_reward_model(review, stage, key, source)
