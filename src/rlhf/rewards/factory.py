@@ -189,9 +189,13 @@ def _validated(spec: Any) -> Any:
     try:
         return _SPEC.validate_python(spec)
     except ValidationError as err:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {e['msg']}" for e in err.errors())
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {_said(e['msg'])}" for e in err.errors())
         shown = {**spec, "headers": "..."} if isinstance(spec, Mapping) and "headers" in spec else spec
         raise ConfigError(f"{shown!r} is not a valid reward: {problems}.") from None
+
+
+def _said(message: str) -> str:
+    return message.removeprefix("Value error, ").removesuffix(".")
 
 
 _SPEC: TypeAdapter[Any] = TypeAdapter(RewardSpec)

@@ -69,6 +69,10 @@ class JudgeReward:
         )
         self.problem = _problem(config)
         """Why its verdicts are not to be relied on yet; empty where it has a certificate, or needs none."""
+        self.num_answers = 0
+        """Answers read so far, kept ones included."""
+        self.cost_of_answers = 0.0
+        """Dollars, kept ones at what they cost when they were asked for."""
 
     @property
     def name(self) -> str:
@@ -142,7 +146,10 @@ class JudgeReward:
         if not pairs:
             return []
         try:
-            return self.judge.votes(pairs)
+            votes = self.judge.votes(pairs)
+            self.num_answers += len(votes)
+            self.cost_of_answers += sum(vote.cost for vote in votes)
+            return votes
         except BudgetError as err:
             if self.folder is None:
                 raise
