@@ -48,13 +48,19 @@ def recipe_of(seed: int, url: str, modes: Sequence[str], rollouts: int, folder: 
     for mode in modes:
         reward = {"kind": "judge", "judge": judge, **MODES[mode]}
         stages[mode] = {**tree["grpo"], "reward": reward, "rollouts": rollouts, "max_unscored_frac": UNREAD}
-        stages[f"evaluate_{mode}"] = {**evaluation, "policy": f"stage:{mode}", "rollouts": f"stage:{mode}/rollouts.jsonl"}
+        stages[f"evaluate_{mode}"] = {
+            **evaluation,
+            "policy": f"stage:{mode}",
+            "rollouts": f"stage:{mode}/rollouts.jsonl",
+        }
     return RecipeConfig.of(
         {"name": f"judge-{seed}", "output_dir": str(folder), "seed": seed, "threads": 1, "stages": stages}
     )
 
 
-def run_seed(seed: int, modes: Sequence[str], rollouts: int, folder: Path, console: Console) -> dict[str, dict[str, Any]]:
+def run_seed(
+    seed: int, modes: Sequence[str], rollouts: int, folder: Path, console: Console
+) -> dict[str, dict[str, Any]]:
     """Mode -> its numbers; the server has one port for a seed, because its address is part of a stage's key."""
     with judging_server(Faults(), seed=seed, port=20_000 + seed) as server:
         pipeline = Pipeline(recipe_of(seed, server.url, modes, rollouts, folder), console=console)
@@ -76,7 +82,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def table(rows: dict[int, dict[str, dict[str, Any]]], modes: Sequence[str], rollouts: int, command: str) -> str:
     """Markdown."""
     faults = Faults()
-    used = ", ".join(f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch", "transformers"))
+    used = ", ".join(
+        f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch", "transformers")
+    )
     lines = [
         "# GRPO against a judge with faults",
         "",
@@ -115,7 +123,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="Markdown file to write.")
     arguments = parser.parse_args()
     rows = {
-        seed: run_seed(seed, arguments.modes, arguments.rollouts, arguments.folder, Console()) for seed in arguments.seeds
+        seed: run_seed(seed, arguments.modes, arguments.rollouts, arguments.folder, Console())
+        for seed in arguments.seeds
     }
     text = table(rows, arguments.modes, arguments.rollouts, shlex.join(["python", *sys.argv]))
     print(text)

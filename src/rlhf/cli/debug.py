@@ -214,7 +214,11 @@ def _trial_lines(found: ScoreReport) -> list[str]:
         return []
     told = found.trial.to_dict(found.num_rows)
     width = max((len(name) for name in told["parts"]), default=0)
-    lines = [f"{'component or criterion':<{max(width, 22)}}     rows     mean  deviation  lowest  highest"] if told["parts"] else []
+    lines = (
+        [f"{'component or criterion':<{max(width, 22)}}     rows     mean  deviation  lowest  highest"]
+        if told["parts"]
+        else []
+    )
     for name, part in told["parts"].items():
         numbers = [f"{'-' if part[key] is None else plain_number(part[key], 3):>{size}}" for key, size in PART_COLUMNS]
         lines.append(f"{name:<{max(width, 22)}}  {part['n']:>7,}{''.join(numbers)}")

@@ -167,7 +167,9 @@ class BestOfNStage(FilteredPrompts):
                 "at sampling.temperature 0 all completions of a prompt are the same; give a number above 0"
             )
         if self.num_samples < 2 and any(spec.needs_siblings for _, spec in training_rewards_of(self)):
-            raise ValueError("the reward compares completions of one prompt with each other; give num_samples of at least 2")
+            raise ValueError(
+                "the reward compares completions of one prompt with each other; give num_samples of at least 2"
+            )
         return self
 
     def rows_read(self) -> list[RowsInput]:

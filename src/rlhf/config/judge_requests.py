@@ -112,10 +112,17 @@ def judge_requests(
 
 
 def _requests(
-    stage: Any, place: str, spec: JudgeRewardConfig, prompt_tokens: float, num_prompts: int | None, num_held_out: int | None
+    stage: Any,
+    place: str,
+    spec: JudgeRewardConfig,
+    prompt_tokens: float,
+    num_prompts: int | None,
+    num_held_out: int | None,
 ) -> JudgeRequests:
     prompted = [judge for judge in judges_inside(spec.judge) if judge.type in OF_LANGUAGE_MODELS]
-    in_question = {"points": 1, "pairwise": 2}.get(spec.mode, getattr(stage, "group_size", getattr(stage, "num_samples", 1)))
+    in_question = {"points": 1, "pairwise": 2}.get(
+        spec.mode, getattr(stage, "group_size", getattr(stage, "num_samples", 1))
+    )
     rubric = "" if spec.rubric is None else "".join(each.name + each.text for each in spec.rubric.criteria)
     length = stage.sampling.max_new_tokens
     sent = TEMPLATE_TOKENS + len(rubric.encode()) / BYTES_OF_TOKEN + prompt_tokens + in_question * length
@@ -127,7 +134,11 @@ def _requests(
         counts |= {
             "of_rollout": stage.prompts_per_rollout * spec.questions_about(stage.group_size),
             "rollouts": stage.rollouts,
-            "of_evaluation": 0 if not asks else None if held_out is None else held_out * spec.questions_about(evaluation.samples),
+            "of_evaluation": 0
+            if not asks
+            else None
+            if held_out is None
+            else held_out * spec.questions_about(evaluation.samples),
             "evaluations": _evaluations(stage) if asks else 0,
         }
     else:
@@ -162,4 +173,3 @@ def _price(judges: list[Any], sent: float) -> float | None:
             return None
         total += (sent * judge.input_price + judge.max_tokens * judge.output_price) / MILLION
     return total if judges else None
-

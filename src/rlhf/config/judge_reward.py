@@ -123,9 +123,13 @@ class JudgeRewardConfig(RewardBase):
             if self.mode != mode and self.differs(name):
                 raise ValueError(f"{name} belongs to mode: {mode}; mode is {self.mode!r}")
         if self.column is not None and self.differs("opponents"):
-            raise ValueError("opponents counts siblings, and column names what each is compared with; leave one of the two out")
+            raise ValueError(
+                "opponents counts siblings, and column names what each is compared with; leave one of the two out"
+            )
         if self.opponents != "all" and self.opponents % 2:
-            raise ValueError(f"opponents is {self.opponents}; wanted an even number, for a ring has as many on either side, or `all`")
+            raise ValueError(
+                f"opponents is {self.opponents}; wanted an even number, for a ring has as many on either side, or `all`"
+            )
         if self.orders is not None and self.mode == "points":
             raise ValueError("orders belongs to modes that compare; `points` shows one completion at a time")
         if self.orders is not None and self.orders > 2 and self.mode == "pairwise":
@@ -137,16 +141,26 @@ class JudgeRewardConfig(RewardBase):
         for member in judges_inside(self.judge):
             is_model = member.type in OF_LANGUAGE_MODELS
             if member.type == "human":
-                raise ValueError("a `human` judge looks up votes on completions that people saw, and new ones have none; take another judge")
+                raise ValueError(
+                    "a `human` judge looks up votes on completions that people saw, and new ones have none; take another judge"
+                )
             if self.rubric is not None and not is_model:
-                raise ValueError(f"rubric is for judges that read it, and a `{member.type}` judge has no prompt; leave it out")
+                raise ValueError(
+                    f"rubric is for judges that read it, and a `{member.type}` judge has no prompt; leave it out"
+                )
             if self.mode == "group_ranks" and not is_model:
-                raise ValueError(f"group_ranks asks for a ranking in words, which a `{member.type}` judge can't give; take mode: pairwise")
+                raise ValueError(
+                    f"group_ranks asks for a ranking in words, which a `{member.type}` judge can't give; take mode: pairwise"
+                )
             if self.mode == "points" and member.type == "reward_model":
-                raise ValueError("the scores of a reward model have no scale to grade on; take kind: learned, or mode: pairwise")
+                raise ValueError(
+                    "the scores of a reward model have no scale to grade on; take kind: learned, or mode: pairwise"
+                )
             key = {"pairwise": "template", "points": "grade_template"}.get(self.mode)
             if key is not None and is_model and self.rubric is not None and member.differs(key):
-                raise ValueError(f"rubric has a prompt of its own, and judge.{key} names another; leave one of the two out")
+                raise ValueError(
+                    f"rubric has a prompt of its own, and judge.{key} names another; leave one of the two out"
+                )
 
     @property
     def needs_siblings(self) -> bool:

@@ -320,13 +320,17 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
         if self.group_size < 2:
             raise ValueError(f"{why}, and group_size is {self.group_size}; give at least 2")
         if self.eval_prompts is not None and self.evaluation.samples < 2:
-            raise ValueError(f"{why}, and held-out prompts have one each; give evaluation.samples of at least 2, or no eval_prompts")
+            raise ValueError(
+                f"{why}, and held-out prompts have one each; give evaluation.samples of at least 2, or no eval_prompts"
+            )
         if self.judge is not None:
             raise ValueError(
                 f"{why}, and the held-out judge looks at single ones; leave judge out, and give a stage `evaluate` this stage's rollouts"
             )
         if getattr(self, "advantage", None) == "greedy":
-            raise ValueError(f"{why}, and the greedy completion has no sibling; take another advantage, or mode: points")
+            raise ValueError(
+                f"{why}, and the greedy completion has no sibling; take another advantage, or mode: points"
+            )
         return self
 
     @model_validator(mode="after")

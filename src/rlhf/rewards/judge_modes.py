@@ -46,7 +46,9 @@ class Siblings:
     def pair(self, first: str, second: str, ended: tuple[bool, bool] = (True, True)) -> Pair:
         """A question about two texts of this prompt."""
         prompt = self.prompt
-        return Pair(prompt=prompt.messages or prompt.text, first=first, second=second, ended=ended, columns=prompt.columns)
+        return Pair(
+            prompt=prompt.messages or prompt.text, first=first, second=second, ended=ended, columns=prompt.columns
+        )
 
     def rng(self, seed: int) -> random.Random:
         """The same for the same prompt and texts, whenever they are asked about."""
@@ -122,9 +124,12 @@ def _share_of_grades(vote: Vote, criteria: Sequence[CriterionConfig]) -> float:
         assert vote.first is not None
         return (vote.first - LOWEST_GRADE) / (HIGHEST_GRADE - LOWEST_GRADE)
     shares = [
-        (value - each.scale[0]) / (each.scale[1] - each.scale[0]) for each, value in zip(criteria, vote.values, strict=True)
+        (value - each.scale[0]) / (each.scale[1] - each.scale[0])
+        for each, value in zip(criteria, vote.values, strict=True)
     ]
-    return sum(each.weight * share for each, share in zip(criteria, shares, strict=True)) / sum(c.weight for c in criteria)
+    return sum(each.weight * share for each, share in zip(criteria, shares, strict=True)) / sum(
+        c.weight for c in criteria
+    )
 
 
 @dataclass(frozen=True, slots=True)

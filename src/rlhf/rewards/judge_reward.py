@@ -65,7 +65,8 @@ class JudgeReward:
         judge = build_judge(config.judge, cache=keeps / VERDICTS, max_verdicts=most, keeps_refusals=True)
         self.judge = _asked_so(judge, config)
         self.priced = bool(prompted) and all(
-            not isinstance(each, EndpointJudgeConfig) or None not in (each.input_price, each.output_price) for each in prompted
+            not isinstance(each, EndpointJudgeConfig) or None not in (each.input_price, each.output_price)
+            for each in prompted
         )
         self.problem = _problem(config)
         """Why its verdicts are not to be relied on yet; empty where it has a certificate, or needs none."""
@@ -94,7 +95,11 @@ class JudgeReward:
     @property
     def criteria(self) -> list[str]:
         """Names of the rubric's criteria."""
-        return [] if self.config.rubric is None or self.config.mode != "points" else [c.name for c in self.config.rubric.criteria]
+        return (
+            []
+            if self.config.rubric is None or self.config.mode != "points"
+            else [c.name for c in self.config.rubric.criteria]
+        )
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
         """See ``Scorer``. Completions of one prompt are asked about together.

@@ -78,7 +78,12 @@ class StagePlan:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         judges = [judge.as_dict() for judge in self.judges]
-        return {**asdict(self), "judges": judges, "memory_bytes": self.memory_bytes, "seconds_per_step": self.seconds_per_step}
+        return {
+            **asdict(self),
+            "judges": judges,
+            "memory_bytes": self.memory_bytes,
+            "seconds_per_step": self.seconds_per_step,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,13 @@ def test_a_judge_is_tried_on_siblings_with_its_criteria_its_gaps_and_its_price(c
     assert found["mean"] == pytest.approx((3 * 8 / 9 + 0 + 0) / 5)
     assert sum(bar["rows"] for bar in found["histogram"]) == 5
     told = found["reward"]
-    assert told["parts"]["judge/right"] == {"n": 5, "mean": pytest.approx(5.8), "std": pytest.approx(19.2**0.5), "low": 1, "high": 9}
+    assert told["parts"]["judge/right"] == {
+        "n": 5,
+        "mean": pytest.approx(5.8),
+        "std": pytest.approx(19.2**0.5),
+        "low": 1,
+        "high": 9,
+    }
     assert list(told["reasons"].values()) == [1]
     assert told["questions"] == 6
     assert told["cost"] == pytest.approx(1.2)  # 100 / 1,000 + 10 / 100 dollars an answer
@@ -191,7 +197,9 @@ def test_a_judge_is_tried_on_siblings_with_its_criteria_its_gaps_and_its_price(c
 
 
 def test_pairs_are_two_completions_each_and_say_how_often_the_reward_agrees(call, tmp_path):
-    rows = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in [("a", "xxx", "x"), ("b", "x", "xx"), ("c", "xx", "x")]]
+    rows = [
+        {"prompt": p, "chosen": c, "rejected": r} for p, c, r in [("a", "xxx", "x"), ("b", "x", "xx"), ("c", "xx", "x")]
+    ]
     path = write(tmp_path / "pairs.jsonl", rows)
     code, out, _ = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise}", "--json")
     found = json.loads(out)
@@ -206,12 +214,16 @@ def test_pairs_are_two_completions_each_and_say_how_often_the_reward_agrees(call
 def test_siblings_stay_together_however_many_rows_there_are(call, tmp_path):
     rows = [{"prompt": f"p{n % 100}", "completion": "x" * (1 + n // 100)} for n in range(700)]
     path = write(tmp_path / "rows.jsonl", rows)
-    _, out, _ = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise, opponents: all}", "--json")
+    _, out, _ = call(
+        "debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise, opponents: all}", "--json"
+    )
     found = json.loads(out)
     assert (found["num_groups"], found["num_values"], found["num_missing"]) == (100, 7, 0)
 
 
-@pytest.mark.parametrize("reward", ["no.yaml", "{kind: judge}", "{kind: judge, judge: longer, mode: group_ranks}", "{kind: jugde}"])
+@pytest.mark.parametrize(
+    "reward", ["no.yaml", "{kind: judge}", "{kind: judge, judge: longer, mode: group_ranks}", "{kind: jugde}"]
+)
 def test_a_wrong_reward_is_one_error(call, rollouts, reward):
     code, out, err = call("debug", "rewards", rollouts, f"reward={reward}")
     assert (code, out) == (ConfigError.exit_code, "")

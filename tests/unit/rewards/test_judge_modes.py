@@ -48,7 +48,9 @@ def test_a_plain_grade_is_a_share_of_one_to_ten():
     assert read([Vote(first=1.0), Vote(first=5.5)]).shares == [0.0, 0.5]
 
 
-@pytest.mark.parametrize(("n", "opponents", "pairs"), [(8, 2, 8), (8, 4, 16), (8, "all", 28), (3, 2, 3), (2, 2, 1), (5, 6, 10)])
+@pytest.mark.parametrize(
+    ("n", "opponents", "pairs"), [(8, 2, 8), (8, 4, 16), (8, "all", 28), (3, 2, 3), (2, 2, 1), (5, 6, 10)]
+)
 def test_a_ring_is_balanced_and_counted(n, opponents, pairs):
     met = ring(n, opponents)
     assert len({frozenset(pair) for pair in met}) == len(met) == pairs
@@ -83,7 +85,9 @@ def test_an_order_that_could_not_be_read_takes_its_pair_away_and_is_no_tie():
     assert found.unparsed == [0.5, 0.5]
     pairs, read = questions_about(siblings("a", "bb", "ccc"), config(mode="pairwise"), symmetric=False)
     lost = [place for place, pair in enumerate(pairs) if {pair.first, pair.second} == {"a", "bb"}]
-    votes = [Vote(first=None, reason="x") if place in lost else vote for place, vote in enumerate(votes_of(pairs, longer))]
+    votes = [
+        Vote(first=None, reason="x") if place in lost else vote for place, vote in enumerate(votes_of(pairs, longer))
+    ]
     assert read(votes).shares == [0.0, 0.0, 1.0], "what is left of each: a lost to ccc, bb too"
 
 
@@ -135,7 +139,12 @@ def test_nothing_is_asked_where_nothing_can_be_told_apart():
 
 def test_samples_of_a_prompt_that_is_asked_twice_are_two_groups():
     prompts = [Prompt("p", [], "q"), Prompt("p", [], "q"), Prompt("r", [], "q"), Prompt("p", [], "q")]
-    said = [TextCompletion("a", sample=0), TextCompletion("b", sample=1), TextCompletion("c"), TextCompletion("d", sample=0)]
+    said = [
+        TextCompletion("a", sample=0),
+        TextCompletion("b", sample=1),
+        TextCompletion("c"),
+        TextCompletion("d", sample=0),
+    ]
     assert [group.places for group in sibling_groups(prompts, said)] == [[0, 1], [2], [3]]
 
 

@@ -72,7 +72,9 @@ def test_a_limit_on_questions_ends_a_run_with_its_verdicts_kept_and_a_higher_one
         assert len(service.asked) == 5
         assert ask_scorer(scorer(8), *asked("a", "bb", groups=4)).scores == [0.0, 1.0] * 4
         assert len(service.asked) == 8
-        assert ask_scorer(scorer(1), *asked("a", "bb", groups=4)).scores == [0.0, 1.0] * 4, "what is known costs nothing"
+        assert ask_scorer(scorer(1), *asked("a", "bb", groups=4)).scores == [0.0, 1.0] * 4, (
+            "what is known costs nothing"
+        )
 
 
 def test_a_limit_on_cost_does_so_too_and_outside_of_a_run_it_is_an_error(tmp_path):
