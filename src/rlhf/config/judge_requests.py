@@ -161,7 +161,7 @@ def _evaluations(stage: Any) -> int:
     """How often held-out prompts are asked: five times by default, see ``rlhf.training.loop``."""
     steps = stage.rollouts * stage.steps_per_rollout
     every = stage.eval_every or max(1, math.ceil(steps / 5))
-    return int(math.ceil(steps / every)) + int(stage.evaluation.win_rate)
+    return math.ceil(steps / every) + int(stage.evaluation.win_rate)
 
 
 def _price(judges: list[Any], sent: float) -> float | None:

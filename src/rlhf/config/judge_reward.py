@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
@@ -19,13 +19,23 @@ RELATIVE = ("pairwise", "group_ranks")
 OF_LANGUAGE_MODELS = ("endpoint", "local")
 """Types of judges that are asked by a prompt."""
 LOWEST, HIGHEST = 1.0, 10.0
-FREE_OF_JUDGES = {
-    key: True
-    for key in (
-        "cache", "certificate", "api_key_variable", "max_cost", "input_price", "output_price", "requests_per_minute", "concurrency",
-        "timeout_seconds", "deadline_seconds", "retries", "backoff_seconds",
-    )
-}  # fmt: skip
+FREE_OF_JUDGES: Mapping[str, bool] = dict.fromkeys(
+    (
+        "cache",
+        "certificate",
+        "api_key_variable",
+        "max_cost",
+        "input_price",
+        "output_price",
+        "requests_per_minute",
+        "concurrency",
+        "timeout_seconds",
+        "deadline_seconds",
+        "retries",
+        "backoff_seconds",
+    ),
+    True,
+)
 """Settings of a judge that decide when it is asked and what that may cost, and no verdict."""
 
 
@@ -87,7 +97,7 @@ class JudgeRewardConfig(RewardBase):
 
     builds = "rlhf.rewards.judge_reward:build_judge_reward"
     text_key = "judge"
-    free_to_change = {
+    free_to_change: ClassVar[Mapping[str, Any]] = {
         "max_requests": True,
         "judge": {**FREE_OF_JUDGES, "members": {"__all__": FREE_OF_JUDGES}},
     }

@@ -42,7 +42,12 @@ def _row(stage: StageRecord, found: Mapping[str, Any]) -> dict[str, Any]:
         for criterion, weight in mapping(found.get("criteria")).items()
     ]
     return {
-        **found,
+        "judge": str(found.get("judge") or "unknown"),
+        "mode": str(found.get("mode") or "unknown"),
+        "questions": int(asked),
+        "max_requests": number(found.get("max_requests")),
+        "cost": number(found.get("cost")),
+        "certificate_problem": found.get("certificate_problem") or "",
         "unparsed_frac": unread / asked if asked else None,
         "criteria": criteria,
         "certified": not found.get("certificate_problem"),

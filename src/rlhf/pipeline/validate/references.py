@@ -11,8 +11,8 @@ from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,
     ROWS_WANTED,
-    policies,
     judging_models,
+    policies,
     reward_models,
     rows_inputs,
 )

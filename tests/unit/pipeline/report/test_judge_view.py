@@ -36,7 +36,7 @@ def test_the_first_line_says_that_a_judge_is_not_certified_and_its_section_what_
     record, stage = run()
     assert headline(record).sentences[0].startswith(f"{stage} learned from a judge that is not certified.")
     page = render(record, strict=True)
-    for text in ("clever-model", "200", "5.0 %", "0.2500", "5,000", "correct", "has no certificate"):
+    for text in ("clever-model", "200", "5.0", "0.2500", "5,000", "correct", "has no certificate"):
         assert text in page
     certified, _ = run(certificate_problem="", cost=None)
     assert "not certified" not in " ".join(headline(certified).sentences)
