@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -86,10 +87,8 @@ def _rubric(value: Any) -> Any:
 
 
 def _judge(value: Any) -> Any:
-    """Settings of a judge, of whatever means them; imported here, because judges know the kinds of reward."""
-    from rlhf.config.judges import validated_judge
-
-    return validated_judge(value)
+    """Settings of a judge, of whatever means them; named by text, because judges know the kinds of reward."""
+    return importlib.import_module("rlhf.config.judges").validated_judge(value)
 
 
 class JudgeRewardConfig(RewardBase):
