@@ -76,7 +76,8 @@ def _asked(rows: ScoredRows, name: str) -> tuple[list[Prompt], list[TextCompleti
     for place, key in enumerate(rows.prompts):
         siblings = groups.setdefault(key, [])
         siblings.append(place)
-        messages = raw[place] if isinstance(raw[place], list) else None
+        written: Any = raw[place]
+        messages = written if isinstance(written, list) else None
         own = {column: values[place] for column, values in columns.items()}
         prompts.append(Prompt(f"{name}:{siblings[0] + 1}", [], texts[place], columns=own, messages=messages))
         said = TextCompletion(rows.completions[place], truncated=ended[place] is False, sample=len(siblings) - 1)
