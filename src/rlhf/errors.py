@@ -7,6 +7,7 @@
     ├── DataError (ValueError)           a file or a row is wrong; names file, line and column
     ├── ModelError (ValueError)          a model folder or its tokenizer can't be used as asked
     ├── RewardError (RuntimeError)       a reward function failed; names the function and the sample
+    │   └── BudgetError                  a judge was asked, or has cost, as much as it may
     ├── TrainingError (RuntimeError)     training can't continue: not finite, stale weights, diverged
     ├── CheckpointError (RuntimeError)   a checkpoint is damaged or belongs to another run
     ├── MissingExtraError (ImportError)  an optional package is needed
@@ -73,6 +74,10 @@ class RewardError(RLHFError, RuntimeError):
     """A reward function raised, hung, or returned something that is not one number per sample."""
 
     exit_code = 5
+
+
+class BudgetError(RewardError):
+    """A judge was asked as often as it may be, or has cost what it may; its verdicts so far are kept."""
 
 
 class TrainingError(RLHFError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlhf.config.recipe import RecipeConfig, expand_variables
 from rlhf.config.yaml_text import read_yaml
 from rlhf.pipeline.run import Pipeline
 from tests.fixtures.gated import told
+from tests.fixtures.judging_server import judging_server
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -83,8 +85,12 @@ def test_a_recipe_runs_and_leaves_a_whole_run_folder(path, tmp_path, monkeypatch
         assets = request.getfixturevalue("assets")
         monkeypatch.setenv("RLHF_ASSETS", str(assets))
     monkeypatch.chdir(ROOT)
-    recipe = shrunk(path, tmp_path)
-    summary = Pipeline(recipe).run()
+    with judging_server() if "JUDGE_URL" in path.read_text(encoding="utf-8") else nullcontext() as server:
+        if server is not None:
+            monkeypatch.setenv("JUDGE_URL", server.url)
+            monkeypatch.setenv("JUDGE_MODEL", "world")
+        recipe = shrunk(path, tmp_path)
+        summary = Pipeline(recipe).run()
     run_dir = tmp_path / recipe.name
     for name in ("recipe.yaml", "manifest.json", "events.jsonl", "summary.json", "report.html"):
         assert (run_dir / name).stat().st_size > 0, name

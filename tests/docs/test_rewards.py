@@ -40,7 +40,9 @@ def test_every_kind_and_every_format_has_its_example():
     assert set(re.findall(r"^\| `(\w+)` \| `\w+`", PAGE, re.MULTILINE)) == set(FORMATS)
 
 
-def test_the_texts_of_the_table_stand_for_what_it_says():
+def test_the_texts_of_the_table_stand_for_what_it_says(tmp_path, monkeypatch):
+    (tmp_path / "judge.yaml").write_text("{type: endpoint, url: 'http://127.0.0.1:9/v1', model: m}")
+    monkeypatch.chdir(tmp_path)
     rows = re.findall(r"^\| (`.*`) \| .*\[([\w -]+)\]\(#", PAGE, re.MULTILINE)
     kinds = {
         "reward model": "learned",
@@ -48,6 +50,7 @@ def test_the_texts_of_the_table_stand_for_what_it_says():
         "reward service": "service",
         "built-in rules": "rules",
         "verifier": "math",
+        "judge": "judge",
     }
     assert {words for _, words in rows} == set(kinds)
     for texts, words in rows:

@@ -15,12 +15,17 @@ from rlhf.errors import ConfigError, printable
 from rlhf.formatting import interval, percentage, plain_number
 
 if TYPE_CHECKING:
-    from rlhf.evaluation.score_distribution import ScoredRows, ScoreReport
+    from rlhf.evaluation.score_distribution import ScoreReport
 
 app = typer.Typer(help="Look into scores and distances, sample by sample.", no_args_is_help=True)
 SHOWN = 100
 """Characters of a text."""
 POSITIONS = 12
+REASONS = 5
+"""Why rows have no score, the commonest ones."""
+BAR = 40
+"""Characters of the longest bar."""
+PART_COLUMNS = (("mean", 9), ("std", 11), ("low", 8), ("high", 9))
 
 
 @app.command("rewards", cls=SettingsCommand)
@@ -38,15 +43,20 @@ def debug_rewards(
     \b
     rlhf debug rewards runs/demo/ppo/rollouts.jsonl
     rlhf debug rewards rows.jsonl reward=runs/demo/reward/model source=topic
+    rlhf debug rewards pairs.jsonl reward.kind=judge reward.judge=judge.yaml reward.rubric=rubric.yaml
 
-    reward=SPEC scores the rows first (a folder, FILE.py:FUNCTION, rules, a URL); source=COLUMN groups by a column.
+    reward=SPEC tries a reward on the rows first, as a recipe has it (a folder, FILE.py:FUNCTION, rules, a URL, judge.yaml, or its keys as
+    reward.KEY=VALUE): rows with prompt and completion, several of a prompt being siblings, or with chosen and rejected. source=COLUMN groups
+    by a column.
     """
     given = known_settings(settings, ("reward", "source"))
     from rlhf.evaluation.score_distribution import read_scores, score_report
 
     rows = read_scores(file, needs_scores="reward" not in given)
     if "reward" in given:
-        rows = _scored(rows, given["reward"], file)
+        from rlhf.evaluation.reward_trial import try_reward
+
+        rows = try_reward(rows, given["reward"], file)
     found = score_report(rows, source=given.get("source"), num_shown=shown)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
@@ -121,43 +131,30 @@ def _whole(given: Mapping[str, Any], name: str, default: int | None) -> int | No
     return value
 
 
-def _scored(rows: ScoredRows, reward: Any, file: Path) -> ScoredRows:
-    """The same rows with the scores of a reward; NaN where it failed."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from rlhf.data.contracts import Prompt
-    from rlhf.evaluation.metrics.metric_inputs import score_all
-    from rlhf.rewards.factory import build_reward
-    from rlhf.rewards.types import TextCompletion
-
-    if rows.completions is None or rows.prompts is None:
-        raise ConfigError(f"reward=... scores rows with prompt and completion, and {file} has rows without.")
-    names = {name: values for name, values in rows.columns.items() if name not in ("id", "score")}
-    texts = rows.plain_prompts or rows.prompts
-    prompts = [
-        Prompt(f"{file.name}:{i + 1}", [], text, columns={name: values[i] for name, values in names.items()})
-        for i, text in enumerate(texts)
-    ]
-    ended = rows.columns.get("ended", [True] * len(prompts))
-    said = [TextCompletion(text, truncated=end is False) for text, end in zip(rows.completions, ended, strict=True)]
-    found = score_all(build_reward(reward, on_error="report"), prompts, said)
-    return replace(rows, scores=np.array(found.scores, dtype=np.float64))
-
-
 def _rewards_text(found: ScoreReport) -> str:
     lines = [
-        f"{found.num_rows:,} rows, {found.num_missing:,} without a score",
+        f"{found.num_rows:,} rows, {found.num_missing:,} without a score ({percentage(found.num_missing / found.num_rows)})",
+        *_reason_lines(found),
         f"mean {plain_number(found.mean, 3)}, deviation {plain_number(found.std, 3)}, {found.num_values:,} different values, "
         f"{percentage(found.tied_frac)} tied with another row",
         "quantiles  "
         + "  ".join(f"{percentage(float(q), 0)}: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
+        *_histogram_lines(found),
     ]
+    if found.pairs_agree is not None:
+        lines.append(
+            f"the chosen completion scores higher in {percentage(found.pairs_agree.value)} [{interval(found.pairs_agree.to_dict(), True)}] of "
+            f"{found.num_rows // 2:,} pairs, ties counted half"
+        )
     if found.num_groups:
         lines.append(
             f"{found.num_groups:,} prompts with several completions: {percentage(found.equal_groups_frac)} have equal scores and teach "
             f"nothing; deviation within a prompt {plain_number(found.within_std, 3)}"
+        )
+    if found.unscored_groups_frac > 0:
+        lines.append(
+            f"{percentage(found.unscored_groups_frac)} of the prompts have a completion without a score: training leaves these out, and stops "
+            "where they are more than max_unscored_frac"
         )
     if found.by_length:
         within = found.length_correlation_within
@@ -173,6 +170,7 @@ def _rewards_text(found: ScoreReport) -> str:
             f"by {found.source_column}",
             *(f"  {name}: {n:,} rows, mean {plain_number(m, 3)}" for name, (n, m) in found.by_source.items()),
         ]
+    lines += _trial_lines(found)
     for title, samples in (("best", found.best), ("worst", found.worst)):
         lines += (
             [f"{title}:", *(f"  {plain_number(s, 3)}  {_short(p)} -> {_short(c)}" for s, p, c in samples)]
@@ -180,6 +178,46 @@ def _rewards_text(found: ScoreReport) -> str:
             else []
         )
     return "\n".join(lines)
+
+
+def _reason_lines(found: ScoreReport) -> list[str]:
+    reasons = {} if found.trial is None else found.trial.reasons
+    return [f"  {count:,} x {_short(reason)}" for reason, count in list(reasons.items())[:REASONS]]
+
+
+def _histogram_lines(found: ScoreReport) -> list[str]:
+    most = max((count for _, _, count in found.histogram), default=0)
+    if len(found.histogram) < 2:
+        return []
+    return [
+        f"{plain_number(low, 3):>9} to {plain_number(high, 3):<9} {count:>7,} {'#' * math.ceil(BAR * count / most)}".rstrip()
+        for low, high, count in found.histogram
+    ]
+
+
+def _trial_lines(found: ScoreReport) -> list[str]:
+    """Components and criteria of a reward that was tried, and what it took."""
+    if found.trial is None:
+        return []
+    told = found.trial.to_dict(found.num_rows)
+    width = max((len(name) for name in told["parts"]), default=0)
+    lines = (
+        [f"{'component or criterion':<{max(width, 22)}}     rows     mean  deviation  lowest  highest"]
+        if told["parts"]
+        else []
+    )
+    for name, part in told["parts"].items():
+        numbers = [f"{'-' if part[key] is None else plain_number(part[key], 3):>{size}}" for key, size in PART_COLUMNS]
+        lines.append(f"{name:<{max(width, 22)}}  {part['n']:>7,}{''.join(numbers)}")
+    time = f"took {told['seconds']:.2f} s, {told['seconds_per_thousand']:.2f} s for a thousand completions"
+    if told["questions"] is not None:
+        price = (
+            "its price is not known (input_price and output_price of the judge)"
+            if told["cost"] is None
+            else f"{told['cost']:.4f} dollars, {told['cost_per_thousand']:.4f} for a thousand completions"
+        )
+        time += f"; {told['questions']:,} answers of the judge were read, {price}"
+    return [*lines, time]
 
 
 def _short(text: str) -> str:

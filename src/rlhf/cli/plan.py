@@ -76,6 +76,8 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     settings = f"; {' '.join(stage.strategy.settings)}" if stage.strategy.settings else ""
     lines.append(f"  recommended  {stage.strategy.name}: {stage.strategy.why}{settings}")
     lines.append(f"  estimated    by {stage.estimated_by}")
+    for judge in stage.judges:
+        lines += [f"  judge        {sentence}" for sentence in (judge.sentence(), judge.limit_sentence()) if sentence]
     return lines + [f"  assumed      {sentence}" for sentence in stage.assumed]
 
 

@@ -22,7 +22,7 @@ from rlhf.config.metric_table import (
 )
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import JudgeSpec, RewardSpecs
+from rlhf.config.rewards import JudgeSpec, RewardSpecs, training_rewards_of
 from rlhf.config.search import SearchConfig
 from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, StageConfig, listed
 
@@ -168,6 +168,10 @@ class BestOfNStage(FilteredPrompts):
         if self.sampling.temperature == 0 and self.num_samples > 1:
             raise ValueError(
                 "at sampling.temperature 0 all completions of a prompt are the same; give a number above 0"
+            )
+        if self.num_samples < 2 and any(spec.needs_siblings for _, spec in training_rewards_of(self)):
+            raise ValueError(
+                "the reward compares completions of one prompt with each other; give num_samples of at least 2"
             )
         return self
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import FiniteFloat
 
@@ -24,6 +25,9 @@ class RewardBase(Kind):
     unbounded: ClassVar[bool] = False
     """Whether scores may lie outside of [0, 1] even where none of those seen does."""
 
+    free_to_change: ClassVar[Mapping[str, Any]] = {}
+    """Settings that a resumed run may change, as pydantic's ``exclude`` has them: limits and retries, which decide no score."""
+
     weight: FiniteFloat = 1.0
     """The score is multiplied by this before several are added up; negative for something unwanted."""
     normalize: bool = False
@@ -33,6 +37,11 @@ class RewardBase(Kind):
 
     length_debias: bool = False
     """Subtract a local regression of the score on length, over the completions of each rollout (arXiv:2409.17407); needs the extra `eval`."""
+
+    @property
+    def needs_siblings(self) -> bool:
+        """Whether a completion has a score only next to others of its prompt."""
+        return False
 
     def models_asked(self) -> list[tuple[str, str]]:
         """Key and source of every reward model that it asks."""

@@ -4,6 +4,7 @@ stage:reward                   a reward model that an earlier stage trained
 models/rm, org/name            a reward model in a folder or on the hub
 package.module:function        a Python function; also path/to/file.py:function
 http://host:8000/score         a reward service; also https
+judge.yaml                     a judge, whose settings are in that file
 rules                          the built-in rules with their defaults
 """
 
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, TypeAdapter, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names
+from rlhf.config.judge_reward import JudgeRewardConfig, free_inside
 from rlhf.config.reward_base import RewardBase
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
@@ -372,6 +374,8 @@ def _from_text(value: Any) -> Any:
         return {"kind": value}
     if value.startswith(("http://", "https://")):
         return {"kind": "service", "url": value}
+    if value.endswith((".yaml", ".yml")):
+        return {"kind": "judge", "judge": value}
     if not value.startswith("stage:") and FUNCTION.match(value):
         return {"kind": "function", "function": value}
     return {"kind": "learned", "source": value}
@@ -392,8 +396,11 @@ REWARD_KINDS: tuple[type[RewardBase], ...] = (
     JSONRewardConfig,
     CodeRewardConfig,
     ConstitutionRewardConfig,
+    JudgeRewardConfig,
 )
 """Every kind of reward; one line more is one kind more. The order is that of `rlhf config schema` and of errors."""
+FREE_OF_REWARDS = free_inside({key: free for kind in REWARD_KINDS for key, free in kind.free_to_change.items()})
+"""Settings of rewards that a resumed run may change."""
 
 if TYPE_CHECKING:
     RewardSpec = Any  # any RewardBase
@@ -403,6 +410,11 @@ else:
 
 
 def _on_one_scale(spec: Any) -> Any:
+    if spec.needs_siblings:
+        raise ValueError(
+            f"mode: {spec.mode} compares completions of one prompt with each other, so scores of two policies could not be compared; "
+            "take mode: points, or a `column` with a completion that each is compared with"
+        )
     if spec.normalize or spec.length_debias:
         raise ValueError(
             "normalize and length_debias give the scores of every policy the same mean, so two policies could not be compared; leave it out"

@@ -18,7 +18,7 @@ from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig, PtxConfig
-from rlhf.config.rewards import JudgeSpec, PerhapsRewardSpecs
+from rlhf.config.rewards import JudgeSpec, PerhapsRewardSpecs, training_rewards_of
 from rlhf.config.row_filter import RowFilter, check_lifted, lifted_filter
 from rlhf.config.training import OfflineConfig
 from rlhf.seeds import derive_seed
@@ -317,6 +317,28 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
         if self.judge is None and self.hacking is not None and (unheard := self.hacking.without_judge()):
             raise ValueError(
                 f"hacking.{unheard[0]} compares with a held-out judge, and there is none; give judge and eval_prompts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _siblings_are_there(self) -> Self:
+        lonely = next((place for place, spec in training_rewards_of(self) if spec.needs_siblings), None)
+        if lonely is None:
+            return self
+        why = f"{lonely} compares completions of one prompt with each other"
+        if self.group_size < 2:
+            raise ValueError(f"{why}, and group_size is {self.group_size}; give at least 2")
+        if self.eval_prompts is not None and self.evaluation.samples < 2:
+            raise ValueError(
+                f"{why}, and held-out prompts have one each; give evaluation.samples of at least 2, or no eval_prompts"
+            )
+        if self.judge is not None:
+            raise ValueError(
+                f"{why}, and the held-out judge looks at single ones; leave judge out, and give a stage `evaluate` this stage's rollouts"
+            )
+        if getattr(self, "advantage", None) == "greedy":
+            raise ValueError(
+                f"{why}, and the greedy completion has no sibling; take another advantage, or mode: points"
             )
         return self
 

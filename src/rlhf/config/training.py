@@ -13,7 +13,7 @@ TrainConfig            optimizer, schedule, evaluation, checkpoints             
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,7 @@ from rlhf.config.base import BaseConfig
 from rlhf.config.engines import FREE_OF_ENGINES
 from rlhf.config.guards import GuardsConfig
 from rlhf.config.method_hints import MethodHints
+from rlhf.config.rewards import FREE_OF_REWARDS
 
 Truncation = Literal["error", "keep_start", "keep_end", "drop"]
 Autocast = Literal["none", "bfloat16", "float16"]
@@ -29,7 +30,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 MOST_EPOCHS = 1_000_000
 """More passes than this are taken for a typing error; the number of steps is counted before the first one."""
 
-FREE_TO_CHANGE: dict[str, bool | set[str]] = {
+FREE_TO_CHANGE: dict[str, bool | set[str] | dict[str, Any]] = {
     "microbatch_tokens": True,
     "save_every": True,
     "keep_checkpoints": True,
@@ -42,6 +43,8 @@ FREE_TO_CHANGE: dict[str, bool | set[str]] = {
     "cache_reference": True,
     "data_workers": True,
     "engine": FREE_OF_ENGINES,
+    "reward": {"__all__": FREE_OF_REWARDS},
+    "judge": FREE_OF_REWARDS,
 }
 """Settings that a resumed run may change, whole sections or keys in them: where it keeps what, where helpers live, and when it asks for
 help. None of them decides what a healthy run results in; a guard that stopped a run must not make it begin again from the start once its

@@ -16,12 +16,14 @@ from rlhf.data.expand import text_key
 from rlhf.data.message_text import counted
 from rlhf.errors import DataError, did_you_mean, kind_of
 from rlhf.evaluation.intervals import Array, Estimate, finite_or_none
-from rlhf.evaluation.reward_quality import spearman
+from rlhf.evaluation.reward_quality import pair_accuracy, spearman
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 SCORE_COLUMNS = ("score", "reward", "rewards", "scores")
 SOURCE_COLUMNS = ("source", "dataset", "domain", "category", "topic", "task")
 LENGTH_BINS = 4
+BINS = 10
+"""Of the histogram."""
 MAX_GROUPS = 20
 
 
@@ -37,6 +39,51 @@ class ScoredRows:
     """[n] the prompts as texts."""
     completions: Sequence[str] | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    raw_prompts: Sequence[Any] | None = None
+    """[n] the prompts as they are written, texts or messages."""
+    is_chosen: Sequence[bool] | None = None
+    """[n] of rows of pairs, each of which is two completions one after the other: whether it is the chosen one."""
+    trial: RewardTrial | None = None
+    """What scored them, where they were scored now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTrial:
+    """What a reward gave besides scores, and what that took."""
+
+    parts: Mapping[str, Sequence[float | None]]
+    """Name of a component or a criterion -> [n]."""
+    reasons: Mapping[str, int]
+    """Why rows have no score -> how many of them."""
+    seconds: float
+    """By the clock, for all rows."""
+    questions: int | None = None
+    """Answers of judges that were read, kept ones included; None where no judge is asked."""
+    cost: float | None = None
+    """Dollars of these; None where a price is not known."""
+
+    def to_dict(self, num_rows: int) -> dict[str, Any]:
+        """For JSON."""
+        thousands = num_rows / 1000
+        return {
+            "parts": {name: _described(values) for name, values in self.parts.items()},
+            "reasons": dict(self.reasons),
+            "seconds": self.seconds,
+            "seconds_per_thousand": self.seconds / thousands,
+            "questions": self.questions,
+            "cost": self.cost,
+            "cost_per_thousand": None if self.cost is None else self.cost / thousands,
+        }
+
+
+def _described(values: Sequence[float | None]) -> dict[str, Any]:
+    known = np.array([value for value in values if value is not None], dtype=np.float64)
+    if not len(known):
+        return {"n": 0, "mean": None, "std": None, "low": None, "high": None}
+    return {
+        "n": len(known), "mean": float(known.mean()), "std": finite_or_none(float(known.std(ddof=1)) if len(known) > 1 else math.nan),
+        "low": float(known.min()), "high": float(known.max()),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +112,19 @@ class ScoreReport:
     """Prompts with several scores."""
     equal_groups_frac: float = math.nan
     """Share of them whose scores are all equal: their advantages are 0, so they teach nothing."""
+    unscored_groups_frac: float = math.nan
+    """Share of the prompts with several completions of which one has no score: training leaves such a prompt out."""
     within_std: float = math.nan
     """Mean over those prompts of the deviation between their completions."""
     best: Sequence[tuple[float, str, str]] = ()
     """Score, prompt, completion."""
     worst: Sequence[tuple[float, str, str]] = ()
+    histogram: Sequence[tuple[float, float, int]] = ()
+    """From, to, rows; the last interval holds its end."""
+    pairs_agree: Estimate | None = None
+    """Of rows that are pairs: how often the chosen completion scores higher, ties counted half."""
+    trial: RewardTrial | None = None
+    """What scored the rows, where they were scored now."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -88,9 +143,13 @@ class ScoreReport:
             "by_source": {name: {"rows": n, "mean": m} for name, (n, m) in self.by_source.items()},
             "num_groups": self.num_groups,
             "equal_groups_frac": finite_or_none(self.equal_groups_frac),
+            "unscored_groups_frac": finite_or_none(self.unscored_groups_frac),
             "within_std": finite_or_none(self.within_std),
             "best": [{"score": s, "prompt": p, "completion": c} for s, p, c in self.best],
             "worst": [{"score": s, "prompt": p, "completion": c} for s, p, c in self.worst],
+            "histogram": [{"from": low, "to": high, "rows": n} for low, high, n in self.histogram],
+            "pairs_agree": None if self.pairs_agree is None else self.pairs_agree.to_dict(),
+            "reward": None if self.trial is None else self.trial.to_dict(self.num_rows),
         }
 
 
@@ -108,7 +167,9 @@ def score_report(rows: ScoredRows, *, source: str | None = None, num_shown: int 
     known = np.flatnonzero(np.isfinite(rows.scores)).tolist()
     scores = rows.scores[known]
     if not len(scores):
-        raise DataError(f"None of {counted(len(rows.scores), 'row')} has a score that is a finite number.")
+        reasons = {} if rows.trial is None else rows.trial.reasons
+        why = f" The reason is most often: {max(reasons, key=lambda reason: reasons[reason])}." if reasons else ""
+        raise DataError(f"None of {counted(len(rows.scores), 'row')} has a score that is a finite number.{why}")
     if source is not None and source not in rows.columns:
         there = ", ".join(rows.columns) or "none"
         raise DataError(
@@ -120,6 +181,8 @@ def score_report(rows: ScoredRows, *, source: str | None = None, num_shown: int 
     prompts = None if rows.prompts is None else [rows.prompts[i] for i in known]
     lengths = None if texts is None else np.array([float(len(text)) for text in texts])
     groups = [] if prompts is None else [each for each in _grouped(prompts) if len(each) > 1]
+    every = [] if rows.prompts is None else [each for each in _grouped(rows.prompts) if len(each) > 1]
+    incomplete = [bool(np.isnan(rows.scores[each]).any()) for each in every]
     deviations = [float(scores[each].std()) for each in groups]
     order = np.argsort(scores, kind="stable").tolist()
     shown = (
@@ -141,9 +204,13 @@ def score_report(rows: ScoredRows, *, source: str | None = None, num_shown: int 
         source_column=column,
         num_groups=len(groups),
         equal_groups_frac=float(np.mean([d == 0 for d in deviations])) if deviations else math.nan,
+        unscored_groups_frac=float(np.mean(incomplete)) if incomplete else math.nan,
         within_std=float(np.mean(deviations)) if deviations else math.nan,
         best=shown[::-1][:num_shown],
         worst=shown[:num_shown],
+        histogram=_histogram(scores),
+        pairs_agree=None if rows.is_chosen is None else pair_accuracy(rows.scores[0::2] - rows.scores[1::2]),
+        trial=rows.trial,
     )
 
 
@@ -165,6 +232,9 @@ def read_scores(path: Path | str, *, needs_scores: bool = True) -> ScoredRows:
     if path.suffix not in (".jsonl", ".ndjson"):
         raise DataError(f"{path} is neither .jsonl, .npy nor .pt; scores are read from those.")
     rows = _json_rows(path)
+    is_chosen = None
+    if not needs_scores and all("chosen" in row and "rejected" in row and "completion" not in row for row in rows):
+        rows, is_chosen = _halves(rows), [True, False] * len(rows)
     name = next((name for name in SCORE_COLUMNS if any(_is_number(row.get(name)) for row in rows)), None)
     if name is None and needs_scores:
         raise DataError(
@@ -185,7 +255,18 @@ def read_scores(path: Path | str, *, needs_scores: bool = True) -> ScoredRows:
         plain_prompts=[_text(row["prompt"]) for row in rows] if len(prompts) == len(rows) else None,
         completions=completions if len(completions) == len(rows) else None,
         columns={key: [row.get(key) for row in rows] for key in columns},
+        raw_prompts=[row["prompt"] for row in rows] if len(prompts) == len(rows) else None,
+        is_chosen=is_chosen,
     )
+
+
+def _halves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The two completions of each pair as rows, the chosen one first."""
+    found = []
+    for row in rows:
+        own = {key: value for key, value in row.items() if key not in ("chosen", "rejected", *SCORE_COLUMNS)}
+        found += [{**own, "completion": row["chosen"]}, {**own, "completion": row["rejected"]}]
+    return found
 
 
 def _array(path: Path) -> Array:
@@ -233,7 +314,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}:{number} is not JSON: {err}.") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number} is {kind_of(row)}; wanted an object with a score.")
-        for name in ("prompt", "completion"):
+        for name in ("prompt", "completion", "chosen", "rejected"):
             if name in row and not _is_text(row[name]):
                 raise DataError(
                     f"{path}:{number}: {name} is {kind_of(row[name])}; wanted a text or a list of messages."
@@ -287,6 +368,14 @@ def _by_length(lengths: Array, scores: Array) -> list[tuple[str, int, float]]:
                 )
             )
     return found
+
+
+def _histogram(scores: Array) -> list[tuple[float, float, int]]:
+    """Intervals of one width between the least and the largest score; one where all are equal."""
+    if scores.min() == scores.max():
+        return [(float(scores.min()), float(scores.max()), len(scores))]
+    counts, ends = np.histogram(scores, bins=BINS)
+    return [(float(ends[i]), float(ends[i + 1]), int(n)) for i, n in enumerate(counts)]
 
 
 def _by_source(column: str, values: Sequence[Any], scores: Array) -> dict[str, tuple[int, float]]:

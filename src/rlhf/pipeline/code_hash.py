@@ -49,6 +49,7 @@ def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
         f"{PACKAGE}.{formula.function.partition(':')[0]}" for formula in stage.formulas.values()
     }
     modules |= {spec.builds.partition(":")[0] for _, spec in rewards_of(stage)}
+    modules |= {judge.builds.partition(":")[0] for _, spec in rewards_of(stage) for judge in judges_of(spec)}
     modules |= {engine.builds.partition(":")[0] for engine in engines_of(stage).values()}
     modules |= {judge.builds.partition(":")[0] for judge in judges_of(stage)}
     modules |= {strategy.module for strategy in strategies_of(stage) if strategy.module}

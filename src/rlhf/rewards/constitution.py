@@ -148,7 +148,7 @@ def build_constitution(spec: ConstitutionRewardConfig, at: RewardContext) -> Con
     from rlhf.rewards.factory import build_reward  # here: the factory's table names this module
 
     def judge(one: Any) -> Scorer:
-        return build_reward(one, tokenizer=at.tokenizer, on_error="report")
+        return build_reward(one, tokenizer=at.tokenizer, on_error="report", folder=at.folder)
 
     return ConstitutionalRewardWrapper(
         [Principle(name=p.name, scorer=judge(p.judge), weight=p.weight, text=p.text) for p in spec.principles],

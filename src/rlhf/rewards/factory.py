@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from inspect import isfunction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -86,7 +87,11 @@ REWARDS = RewardTable("reward", {kind.kind_name(): kind.builds for kind in REWAR
 
 
 def build_reward(
-    specs: Any, *, tokenizer: PreTrainedTokenizerBase | None = None, on_error: OnError = "raise"
+    specs: Any,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    on_error: OnError = "raise",
+    folder: Path | None = None,
 ) -> Scorer:
     """A scorer of one or several settings.
 
@@ -96,6 +101,7 @@ def build_reward(
         tokenizer: The policy's, so that a reward model knows whether it can take ids as they are.
         on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
             keeps a judge from working at all is raised even then.
+        folder: Of the stage, where a reward may keep what a later attempt should find; None outside of a run.
 
     Returns:
         One judge as it is, or the weighted sum.
@@ -108,7 +114,7 @@ def build_reward(
     found = [
         _validated(spec) for spec in (specs if isinstance(specs, Sequence) and not isinstance(specs, str) else [specs])
     ]
-    context = RewardContext(tokenizer, on_error)
+    context = RewardContext(tokenizer, on_error, folder)
     scorers = [_debiased(_builder(spec)(spec, context), spec) for spec in found]
     if len(found) == 1 and found[0].weight == 1 and not found[0].normalize:
         return scorers[0]
@@ -183,9 +189,13 @@ def _validated(spec: Any) -> Any:
     try:
         return _SPEC.validate_python(spec)
     except ValidationError as err:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {e['msg']}" for e in err.errors())
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {_said(e['msg'])}" for e in err.errors())
         shown = {**spec, "headers": "..."} if isinstance(spec, Mapping) and "headers" in spec else spec
         raise ConfigError(f"{shown!r} is not a valid reward: {problems}.") from None
+
+
+def _said(message: str) -> str:
+    return message.removeprefix("Value error, ").removesuffix(".")
 
 
 _SPEC: TypeAdapter[Any] = TypeAdapter(RewardSpec)

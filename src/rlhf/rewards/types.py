@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from rlhf.data.contracts import Prompt
@@ -103,6 +104,8 @@ class RewardContext:
     tokenizer: PreTrainedTokenizerBase | None = None
     """The policy's, where it is known."""
     on_error: OnError = "raise"
+    folder: Path | None = None
+    """Of the stage, for what a reward keeps between attempts; None outside of a run."""
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf.activity import ACTIVITIES
 from rlhf.config.engines import RolloutWeights
+from rlhf.config.judge_requests import JudgeRequests, judge_requests
 from rlhf.config.model import DType, ModelConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import OfflineStage
@@ -61,6 +62,8 @@ class StagePlan:
     strategy: Strategy
     estimated_by: str
     assumed: list[str] = field(default_factory=list)
+    judges: list[JudgeRequests] = field(default_factory=list)
+    """What judges among the rewards will be asked, and at which price."""
 
     @property
     def memory_bytes(self) -> float:
@@ -74,7 +77,13 @@ class StagePlan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "memory_bytes": self.memory_bytes, "seconds_per_step": self.seconds_per_step}
+        judges = [judge.as_dict() for judge in self.judges]
+        return {
+            **asdict(self),
+            "judges": judges,
+            "memory_bytes": self.memory_bytes,
+            "seconds_per_step": self.seconds_per_step,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +245,13 @@ class _Planner:
             if self.measured
             else "published or measured figures of the machine alone",
             assumed=list(self.sources.assumed),
+            judges=[] if sampling is None else self._judges(groups),
         )
+
+    def _judges(self, groups: Sequence[Group]) -> list[JudgeRequests]:
+        """Requests to judges, with the lengths of prompts that the plan has."""
+        prompts = [len(group.prefix) for group in groups]
+        return judge_requests(self.stage, prompt_tokens=sum(prompts) / max(1, len(prompts)))
 
     def _read_seconds(self, one: Pass, groups: Sequence[Group]) -> float:
         return one.microbatches * self._cost(one, groups).read(one.tokens / one.microbatches)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf.activity import Activity
 from rlhf.config.engines import is_lowered
+from rlhf.config.judge_reward import JudgeRewardConfig
 from rlhf.config.stages import OfflineStage
 from rlhf.scale.costs import Head
 from rlhf.training.reward_model import ROWS_TO_NORMALIZE
@@ -191,7 +192,9 @@ def not_foreseen(stage: Any) -> Iterator[str]:
     if getattr(stage, "environment", None) is not None:
         yield "an episode is one turn, and the environment takes no time"
     if any(not spec.models_asked() for spec in getattr(stage, "reward", [])):
-        yield "rewards that are functions, rules or services take no time"
+        yield "rewards that are functions, rules, services or judges over HTTP take no time"
+    if any(isinstance(spec, JudgeRewardConfig) and spec.models_asked() for spec in getattr(stage, "reward", [])):
+        yield "a judge that is run here reads each completion once; the time of its answers is not counted"
 
 
 def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:

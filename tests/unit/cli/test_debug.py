@@ -12,6 +12,8 @@ import torch
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluation.kl_positions import kl_positions
 from rlhf.evaluation.score_distribution import read_scores, score_report
+from tests.unit.rewards.pairwise.endpoint import chat
+from tests.unit.rewards.servers import serving
 
 
 def write(path, rows):
@@ -160,3 +162,75 @@ def test_kl_by_position_adds_up_to_that_of_sequences(tmp_path):
     assert same.per_sequence.value == pytest.approx(0, abs=1e-9)
     with pytest.raises(ConfigError, match="temperature"):
         kl_positions(one, other, prompts, sampling=SamplingConfig(temperature=0.0))
+
+
+def test_a_judge_is_tried_on_siblings_with_its_criteria_its_gaps_and_its_price(call, tmp_path):
+    def act(handler, body):
+        text = body["messages"][0]["content"]
+        marks = "right: [[9]]" if "<answer>\ngood" in text else "right: [[1]]" if "<answer>\nbad" in text else "Hm."
+        handler.send(chat(marks))
+
+    texts = {"p": ["good", "bad"], "q": ["good 1", "good 2"], "r": ["bad", "?"]}
+    path = write(tmp_path / "rows.jsonl", [{"prompt": p, "completion": c} for p, each in texts.items() for c in each])
+    with serving(act, path="/v1") as service:
+        judge = {"type": "endpoint", "url": service.url, "model": "m", "input_price": 1000, "output_price": 10000}
+        reward = {"kind": "judge", "judge": judge, "rubric": [{"name": "right", "text": "Is it?"}]}
+        code, out, _ = call("debug", "rewards", path, f"reward={json.dumps(reward)}", "--json")
+    found = json.loads(out)
+    assert (code, found["num_rows"], found["num_missing"]) == (0, 6, 1)
+    assert (found["num_groups"], found["equal_groups_frac"]) == (2, 0.5)
+    assert found["unscored_groups_frac"] == pytest.approx(1 / 3)
+    assert found["mean"] == pytest.approx((3 * 8 / 9 + 0 + 0) / 5)
+    assert sum(bar["rows"] for bar in found["histogram"]) == 5
+    told = found["reward"]
+    assert told["parts"]["judge/right"] == {
+        "n": 5,
+        "mean": pytest.approx(5.8),
+        "std": pytest.approx(19.2**0.5),
+        "low": 1,
+        "high": 9,
+    }
+    assert list(told["reasons"].values()) == [1]
+    assert told["questions"] == 6
+    assert told["cost"] == pytest.approx(1.2)  # 100 / 1,000 + 10 / 100 dollars an answer
+    assert told["cost_per_thousand"] == pytest.approx(200)
+
+
+def test_pairs_are_two_completions_each_and_say_how_often_the_reward_agrees(call, tmp_path):
+    rows = [
+        {"prompt": p, "chosen": c, "rejected": r} for p, c, r in [("a", "xxx", "x"), ("b", "x", "xx"), ("c", "xx", "x")]
+    ]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    code, out, _ = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise}", "--json")
+    found = json.loads(out)
+    assert (code, found["num_rows"], found["num_groups"]) == (0, 6, 3)
+    assert found["pairs_agree"]["value"] == pytest.approx(2 / 3)
+    code, out, _ = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise}")
+    assert "66.7" in out
+    code, _, err = call("debug", "rewards", path)
+    assert (code, "score" in err) == (DataError.exit_code, True)
+
+
+def test_siblings_stay_together_however_many_rows_there_are(call, tmp_path):
+    rows = [{"prompt": f"p{n % 100}", "completion": "x" * (1 + n // 100)} for n in range(700)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    _, out, _ = call(
+        "debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise, opponents: all}", "--json"
+    )
+    found = json.loads(out)
+    assert (found["num_groups"], found["num_values"], found["num_missing"]) == (100, 7, 0)
+
+
+@pytest.mark.parametrize(
+    "reward", ["no.yaml", "{kind: judge}", "{kind: judge, judge: longer, mode: group_ranks}", "{kind: jugde}"]
+)
+def test_a_wrong_reward_is_one_error(call, rollouts, reward):
+    code, out, err = call("debug", "rewards", rollouts, f"reward={reward}")
+    assert (code, out) == (ConfigError.exit_code, "")
+    assert "Traceback" not in err
+
+
+def test_a_lonely_completion_has_no_share_and_the_reason_is_told(call, tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "x"}, {"prompt": "b", "completion": "y"}])
+    code, _, err = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise}")
+    assert (code, "no sibling" in err) == (DataError.exit_code, True)

@@ -57,8 +57,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(*acts: Act, path: str = "/score") -> Iterator[Service]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def serving(*acts: Act, path: str = "/score", port: int = 0) -> Iterator[Service]:
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     service = Service(f"http://127.0.0.1:{server.server_address[1]}{path}", list(acts))
     server.RequestHandlerClass = type("Told", (Handler,), {"service": service, "lock": threading.Lock()})
     server.handle_error = lambda *arguments: None  # a client that left is what some tests are about

@@ -20,6 +20,7 @@ from rlhf.pipeline.kinds import REWARD_MODEL
 from rlhf.pipeline.report.alarms import SHOWN, alarm_kinds, alarm_views
 from rlhf.pipeline.report.capability_view import capabilities_view
 from rlhf.pipeline.report.gate_view import gate_view, registry_views
+from rlhf.pipeline.report.judge_view import judges_view, proxy_called
 from rlhf.pipeline.report.plots import reuse_plots
 from rlhf.pipeline.report.run_data import RunRecord, StageRecord, read_run
 from rlhf.pipeline.report.search_view import search_view
@@ -147,7 +148,7 @@ def _samples(run: RunRecord) -> dict[str, Any]:
 def _hacking(run: RunRecord) -> dict[str, Any]:
     without = [(stage, mapping(found.get("missing")).get("curve")) for stage, found in run.evaluations]
     return {
-        "hackings": [hacking_view(*judged) for judged in run.judged],
+        "hackings": [hacking_view(*judged, proxy=proxy_called(run, judged[0])) for judged in run.judged],
         "not_judged": [(stage.name, why) for stage, why in without if why],
     }
 
@@ -160,6 +161,10 @@ def _reward(run: RunRecord) -> dict[str, Any]:
         "expected": run.compares or any(stage.kind == REWARD_MODEL for stage in run.stages.values()),
         "why_missing": next((why for why in reasons if why), None),
     }
+
+
+def _judges(run: RunRecord) -> dict[str, Any]:
+    return {"judged": [judges_view(stage) for stage in run.stages.values() if stage.judge_rewards]}
 
 
 def _solving(run: RunRecord) -> dict[str, Any]:
@@ -214,6 +219,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("capabilities", "Capabilities", _capabilities),
     Section("samples", "Before and after", _samples),
     Section("hacking", "Was the reward gamed?", _hacking),
+    Section("judges", "Judges as rewards", _judges),
     Section("process", "Process reward model", _process),
     Section("reward", "Reward model", _reward),
     Section(

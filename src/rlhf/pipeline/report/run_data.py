@@ -55,6 +55,8 @@ class StageRecord:
     """Its registry.json: the registry's history after the decision."""
     profile: Mapping[str, Any] | None = None
     """Its profile.json: where its time went."""
+    judge_rewards: Mapping[str, Any] | None = None
+    """Its judge_rewards.json: what its judges were asked."""
 
     @property
     def verdict(self) -> Verdict:
@@ -178,6 +180,9 @@ def read_run(folder: Path | str) -> RunRecord:
         history = path.with_name("registry.json")
         if history.is_file():
             gated.releases = _read_object(run, str(history.relative_to(folder)), "") or None
+    for path in sorted(folder.glob("*/judge_rewards.json")):
+        found = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).judge_rewards = found or None
     for path in sorted(folder.glob("*/profile.json")):
         found = _read_object(run, str(path.relative_to(folder)), "")
         _stage(run, path.parent.name).profile = found or None

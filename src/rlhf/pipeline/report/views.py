@@ -11,6 +11,7 @@ from rlhf.data.message_text import counted
 from rlhf.evaluation.verdict import GAMED, Verdict, hacking_sentence
 from rlhf.formatting import mapping, number, plain_number, shares_of_100
 from rlhf.pipeline.report.alarms import alarm_steps
+from rlhf.pipeline.report.judge_view import PROXY
 from rlhf.pipeline.report.plots import (
     MUTED,
     ONE,
@@ -225,8 +226,11 @@ def samples_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     }
 
 
-def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Proxy reward against the judge over a training run."""
+def hacking_view(
+    stage: StageRecord, evaluation: Mapping[str, Any], *, proxy: tuple[str, str] = (PROXY, "")
+) -> dict[str, Any]:
+    """Reward against the judge over a training run; ``proxy`` is what the reward is called, and a sentence on what it can't show."""
+    called, about_proxy = proxy
     note = f" by {mapping(evaluation.get('settings')).get('judge') or 'a judge'}"
     if stage.seen is not None:
         note += f", {stage.seen.about_judge}"
@@ -234,19 +238,20 @@ def hacking_view(stage: StageRecord, evaluation: Mapping[str, Any]) -> dict[str,
     points = [mapping(point) for point in evaluation["curve"]]
     found = mapping(evaluation.get("hacking"))
     gold = _series(points, "step", "gold", "judge (the truth)", TWO, band=True)
-    proxy = _series(points, "step", "proxy", "reward model (the proxy)", ONE)
-    both = [series for series in (proxy, gold) if series is not None]
+    reward = _series(points, "step", "proxy", called, ONE)
+    both = [series for series in (reward, gold) if series is not None]
     peak = number(found.get("peak_step"))
     fell = found.get("verdict") in GAMED
     panels = []
     if both:
         marks = {"judge's best": peak} if peak is not None and fell else None
         scales = "The two scores have different scales: compare where they rise and fall, not how high they are."
+        scales = f"{scales} {about_proxy}".strip()
         panels.append(line_panel("What was optimized, and what is true", both, marks=marks, unit="points", note=scales))
     by_kl = [
         series
         for series in (
-            _series(points, "kl", "proxy", "reward model (the proxy)", ONE, smooth=True),
+            _series(points, "kl", "proxy", called, ONE, smooth=True),
             _series(points, "kl", "gold", "judge (the truth)", TWO, smooth=True),
         )
         if series is not None

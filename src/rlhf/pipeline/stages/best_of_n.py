@@ -51,8 +51,9 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
         limit=stage.limit, max_prompt_length=stage.max_prompt_length, truncation="drop",
     )  # fmt: skip
     scorer = build_reward(
-        [resolved_reward(spec, at) for spec in stage.reward], tokenizer=policy.tokenizer, on_error="report"
-    )
+        [resolved_reward(spec, at) for spec in stage.reward],
+        tokenizer=policy.tokenizer, on_error="report", folder=at.folder,
+    )  # fmt: skip
     listen(scorer, at.log.alarm)
     engine: RolloutEngine = LocalEngine(policy)
     if stage.search is not None:

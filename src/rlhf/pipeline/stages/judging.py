@@ -47,7 +47,7 @@ def open_judge(spec: RewardSpec, at: StageContext, *, on_error: OnError = "raise
     if isinstance(spec, FunctionRewardConfig):
         judge = functools.partial(load_judge(spec.function), **spec.arguments)
         return judge if spec.weight == 1 else weighted(judge, spec.weight)
-    scorer = build_reward(spec, on_error=on_error)
+    scorer = build_reward(spec, on_error=on_error, folder=at.folder)
     listen(scorer, at.log.alarm)
     cut_too_long(scorer)
     return scorer

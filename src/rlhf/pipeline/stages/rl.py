@@ -117,7 +117,7 @@ def _open_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) -
 def _build_scorer(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Scorer:
     """The rewards that the recipe names, and the environment's own."""
     specs = [resolved_reward(spec, at) for spec in stage.reward]
-    scorer = build_reward(specs, tokenizer=policy.tokenizer, on_error="report") if specs else None
+    scorer = build_reward(specs, tokenizer=policy.tokenizer, on_error="report", folder=at.folder) if specs else None
     if scorer is not None and stage.environment is None:
         return scorer
     return with_environment(scorer)

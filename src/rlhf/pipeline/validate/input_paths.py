@@ -29,6 +29,7 @@ from rlhf.pipeline.validate.inputs import (
     is_of_stage,
     is_readable,
     is_rows_name,
+    judging_models,
     policies,
     reward_models,
     root_model,
@@ -44,7 +45,7 @@ def check_places(review: Review) -> None:
         for rows in rows_inputs(stage):
             for source in rows.sources:
                 _check_rows(review, rows.key, source)
-        for key, config in policies(stage):
+        for key, config in (*policies(stage), *judging_models(stage)):
             _check_model(review, key, config)
         for key, source in reward_models(stage):
             _check_reward_model(review, stage, key, source)

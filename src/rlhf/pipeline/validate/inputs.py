@@ -9,6 +9,7 @@ from pathlib import Path
 
 import rlhf
 from rlhf.config.base import ROWS_NAME, Names, named_things
+from rlhf.config.judge_reward import JudgeRewardConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import REFERENCE, STAGE
 from rlhf.config.rewards import rewards_of
@@ -77,10 +78,22 @@ def written_key(stage: Stage, key: str) -> str:
 
 def reward_models(stage: Stage) -> list[tuple[str, str]]:
     """Key and source of every reward model that a stage loads."""
+    written = {key for key, _ in judging_models(stage)}
     found = [(f"{key}.{inner}", source) for key, spec in rewards_of(stage) for inner, source in spec.models_asked()]
+    found = [(key, source) for key, source in found if key not in written]
     if getattr(stage, "reward_model", None) is not None:
         found.append(("reward_model", stage.reward_model))
     return found
+
+
+def judging_models(stage: Stage) -> list[tuple[str, ModelConfig]]:
+    """Key and settings of every language model that judges in the place of a reward."""
+    return [
+        (f"{key}.{inner}", ModelConfig.of({"path": source}))
+        for key, spec in rewards_of(stage)
+        if isinstance(spec, JudgeRewardConfig)
+        for inner, source in spec.language_models()
+    ]
 
 
 def functions(stage: Stage) -> list[tuple[str, str]]:

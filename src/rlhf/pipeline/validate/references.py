@@ -11,6 +11,7 @@ from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,
     ROWS_WANTED,
+    judging_models,
     policies,
     reward_models,
     rows_inputs,
@@ -64,7 +65,7 @@ def _names(parent: str, written: Iterable[str]) -> str:
 def _check_models(review: Review, stage: Stage) -> None:
     """A policy where one is wanted, and a reward model where that is."""
     stages = review.recipe.stages
-    for key, config in policies(stage):
+    for key, config in (*policies(stage), *judging_models(stage)):
         parent = _parent(review, config.path)
         if parent is not None and stages[parent].kind in JUDGE_KINDS:
             what = "a process reward model" if stages[parent].judges == "steps" else "a reward model"

@@ -5,6 +5,7 @@
     function_judge       a programmatic rule or a Python function
     reward_model_judge   a reward model
     templates            the prompt of a judge that is a language model, and how its answer is read
+    rubric_templates     prompts that ask for grades by criteria, or for an order of several completions
     endpoint_judge       such a model behind an OpenAI-compatible endpoint
     spending             what an endpoint may cost, and what it has cost
     local_judge          such a model run here
@@ -12,6 +13,7 @@
     human_judge          these as a judge
     jury                 several judges together
     verdict_cache        verdicts on disk, so that none is asked for twice
+    certificate          whether it was measured how far a judge agrees with people
     building             from settings to a judge
 
 The types are listed in ``rlhf.config.judges.JUDGE_TYPES``.

@@ -15,13 +15,17 @@ from rlhf.rewards.pairwise.votes import PairwiseJudge
 from rlhf.rewards.types import Scorer
 
 
-def build_judge(config: Any, *, cache: Path | str | None = None) -> PairwiseJudge:
+def build_judge(
+    config: Any, *, cache: Path | str | None = None, max_verdicts: int | None = None, keeps_refusals: bool = False
+) -> PairwiseJudge:
     """A judge of whatever means one.
 
     Args:
         config: A ``JudgeConfig``, a mapping or text that stands for one (``judge.yaml``, ``longer``, a reward model's folder), a judge, a
             scorer, or a function (see ``FunctionJudgeConfig``).
         cache: File in which verdicts of language models are kept where their settings name none; None for none.
+        max_verdicts: How many the file may hold of each judge; None for no limit.
+        keeps_refusals: As of ``CachedJudge``.
 
     Raises:
         ConfigError: The settings are wrong.
@@ -36,12 +40,16 @@ def build_judge(config: Any, *, cache: Path | str | None = None) -> PairwiseJudg
     build = _builder(settings)
     if isinstance(settings, JuryJudgeConfig):
         pairwise_judge: PairwiseJudge = build(
-            settings, [build_judge(member, cache=cache) for member in settings.members]
+            settings,
+            [
+                build_judge(member, cache=cache, max_verdicts=max_verdicts, keeps_refusals=keeps_refusals)
+                for member in settings.members
+            ],
         )
         return pairwise_judge
     judge: PairwiseJudge = build(settings)
     if isinstance(settings, PromptedJudgeConfig) and (path := settings.cache or cache) is not None:
-        return CachedJudge(judge, path)
+        return CachedJudge(judge, path, max_verdicts=max_verdicts, keeps_refusals=keeps_refusals)
     return judge
 
 

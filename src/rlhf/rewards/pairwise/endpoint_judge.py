@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.config.judges import EndpointJudgeConfig
 from rlhf.data.message_text import counted
-from rlhf.errors import ConfigError, RewardError
+from rlhf.errors import BudgetError, ConfigError
 from rlhf.rewards.background import run_async
 from rlhf.rewards.pairwise.spending import Spending
 from rlhf.rewards.pairwise.templates import JudgeTemplate, as_text, load_template
@@ -19,6 +19,7 @@ from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote
 from rlhf.rewards.service import filled_header
 from rlhf.rewards.service_calls import Caller, Later, Patience, Request
 from rlhf.rewards.service_formats import Answer, shown
+from rlhf.rewards.types import Notify
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +84,27 @@ class EndpointJudge:
 
     def grading(self) -> EndpointJudge:
         """The same, asked for grades of single answers."""
-        return EndpointJudge(self.config, load_template(self.config.grade_template, grades=True))
+        return self.with_template(load_template(self.config.grade_template, grades=True))
+
+    def with_template(self, template: JudgeTemplate) -> EndpointJudge:
+        """The same endpoint, asked by another prompt."""
+        return EndpointJudge(self.config, template)
+
+    @property
+    def notify(self) -> Notify:
+        """Called with a message when the endpoint takes longer than usual."""
+        return self._caller.notify
+
+    @notify.setter
+    def notify(self, notify: Notify) -> None:
+        self._caller.notify = notify
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``.
 
         Raises:
-            RewardError: The endpoint does not answer, or what is left of ``max_cost`` does not pay for the next verdict.
+            RewardError: The endpoint does not answer.
+            BudgetError: What is left of ``max_cost`` does not pay for the next verdict.
         """
         prompts = [self.template.filled(pair) for pair in pairs]
         most = [self.spending.most(prompt, self.config.max_tokens) for prompt in prompts]
@@ -107,7 +122,7 @@ class EndpointJudge:
         while waiting := [place for place in range(len(pairs)) if place not in found]:
             affordable = self._affordable(waiting, most)
             if not affordable:
-                raise RewardError(
+                raise BudgetError(
                     f"The judge {self.name} has cost {self.spending.spent:.4f} dollars, and the next verdict may take it above max_cost "
                     f"({self.config.max_cost:g}): {counted(len(waiting), 'verdict')} of {len(pairs)} are not there. Those that are are kept; "
                     "raise max_cost and start the same command again, or ask about fewer prompts."

@@ -1,4 +1,4 @@
-"""From judges of pairs to judges that grade single answers from 1 to 10."""
+"""From judges of pairs to judges that grade single answers from 1 to 10, or are asked by another prompt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlhf.data.contracts import Text
 from rlhf.errors import ConfigError
+from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import Pair, PairwiseJudge, Vote
 
 
@@ -22,6 +23,21 @@ def grading_judge(judge: PairwiseJudge) -> PairwiseJudge:
             "function (prompts, completions) that returns grades from 1 to 10."
         )
     found: PairwiseJudge = make()
+    return found
+
+
+def asking(judge: PairwiseJudge, template: JudgeTemplate) -> PairwiseJudge:
+    """The same judge with another prompt; it has an identity, and so kept verdicts, of its own.
+
+    Raises:
+        ConfigError: It has no prompt.
+    """
+    make = getattr(judge, "with_template", None)
+    if make is None:
+        raise ConfigError(
+            f"The judge {judge.name} has no prompt that could ask for {template.name}. Take an endpoint, a local model or a jury of these."
+        )
+    found: PairwiseJudge = make(template)
     return found
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rlhf.config.judges import JuryJudgeConfig
-from rlhf.rewards.pairwise.grades import grading_judge
+from rlhf.rewards.pairwise.grades import asking, grading_judge
+from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, told
 
 
@@ -42,6 +43,10 @@ class Jury:
         """The same members, asked for grades, whose mean is the jury's."""
         return Jury([grading_judge(member) for member in self.members], combine="mean", name=self.name)
 
+    def with_template(self, template: JudgeTemplate) -> Jury:
+        """The same members, asked by another prompt; their numbers are averaged."""
+        return Jury([asking(member, template) for member in self.members], combine="mean", name=self.name)
+
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``."""
         each = [member.votes(pairs) for member in self.members]
@@ -63,7 +68,11 @@ class Jury:
         if 2 * len(outcomes) <= len(votes):
             return replace(vote, reason=f"{len(outcomes)} of {len(votes)} members have a verdict")
         if self.combine == "mean":
-            return replace(vote, first=sum(outcomes) / len(outcomes))
+            several = [each.values for each in votes if each.first is not None and each.values]
+            if len({len(values) for values in several}) > 1:
+                return replace(vote, reason="its members gave different counts of numbers")
+            values = tuple(sum(each) / len(each) for each in zip(*several, strict=True))
+            return replace(vote, first=sum(outcomes) / len(outcomes), values=values)
         for winner in (1.0, 0.0):
             if 2 * sum(abs(outcome - winner) < 0.5 for outcome in outcomes) > len(outcomes):
                 return replace(vote, first=winner)

@@ -42,7 +42,14 @@ class LocalJudge:
 
     def grading(self) -> LocalJudge:
         """The same, asked for grades of single answers."""
-        return LocalJudge(self.config, load_template(self.config.grade_template, grades=True))
+        return self.with_template(load_template(self.config.grade_template, grades=True))
+
+    def with_template(self, template: JudgeTemplate) -> LocalJudge:
+        """The same model, asked by another prompt."""
+        judge = LocalJudge(self.config, template)
+        if "model" in self.__dict__:  # loaded before
+            judge.__dict__["model"] = self.model
+        return judge
 
     @cached_property
     def model(self) -> PolicyModel:

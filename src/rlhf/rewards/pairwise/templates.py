@@ -200,17 +200,29 @@ def grade_of(mark: str) -> float | None:
     return grade if grade is not None and LOWEST_GRADE <= grade <= HIGHEST_GRADE else None
 
 
-def _read(said: str, meaning: Callable[[str], float | None], what: str, *, cut: bool, cost: float) -> Vote:
+def last_lines(said: str, *, cut: bool, count: int = 1) -> tuple[list[str], str]:
+    """The last lines of an answer that are not empty, and why there are none that could be read; one of the two is empty."""
     if cut:
-        return Vote(first=None, said=said, reason="the answer was cut at max_tokens", cost=cost)
+        return [], "the answer was cut at max_tokens"
     lines = [line for line in said.splitlines() if line.strip()]
+    return lines[-count:], "" if lines else "the answer is empty"
+
+
+def last_mark(said: str, what: str, *, cut: bool) -> tuple[str, str]:
+    """What stands between double brackets in the last line, and why that can't be said; one of the two is empty, or both are."""
+    lines, why = last_lines(said, cut=cut)
     if not lines:
-        return Vote(first=None, said=said, reason="the answer is empty", cost=cost)
+        return "", why
     marks = set(MARK.findall(lines[-1]))
     if len(marks) != 1:
-        why = f"the last line holds {len(marks)} {what}s" if marks else f"the last line holds no {what}"
+        return "", f"the last line holds {len(marks)} {what}s" if marks else f"the last line holds no {what}"
+    return marks.pop(), ""
+
+
+def _read(said: str, meaning: Callable[[str], float | None], what: str, *, cut: bool, cost: float) -> Vote:
+    mark, why = last_mark(said, what, cut=cut)
+    if why:
         return Vote(first=None, said=said, reason=why, cost=cost)
-    (mark,) = marks
     found = meaning(mark)
     if found is None:
         return Vote(first=None, said=said, reason=f"[[{mark[:20]}]] is no {what}", cost=cost)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import DataError, RunBusyError
+from rlhf.data.message_text import counted
+from rlhf.errors import BudgetError, DataError, RunBusyError
 from rlhf.files import fsync, make_folder, storage_errors
-from rlhf.rewards.pairwise.grades import grading_judge
+from rlhf.rewards.pairwise.grades import asking, grading_judge
 from rlhf.rewards.pairwise.spending import Spending
 from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, digest, judge_hash
@@ -30,12 +31,21 @@ class CachedJudge:
     Args:
         judge: That is asked.
         path: The file; several judges may share one.
+        max_verdicts: Verdicts of this judge that the file may hold: it is asked for no more; None for no limit.
+        keeps_refusals: Also keep that it refused a question, so that whoever asks again gets the same; else it is asked again.
     """
 
-    def __init__(self, judge: PairwiseJudge, path: Path | str) -> None:
+    def __init__(
+        self, judge: PairwiseJudge, path: Path | str, *, max_verdicts: int | None = None, keeps_refusals: bool = False
+    ) -> None:
         self.judge = judge
+        self.keeps_refusals = keeps_refusals
+        self.max_verdicts = max_verdicts
         self.path = Path(path)
         self._hash = judge_hash(judge)
+        self._known: dict[str, Vote] = {}
+        self._read_so_far = (0, 0, 0)
+        """Which file, how many bytes and lines of it; a run asks again and again, and reads what is new."""
 
     @property
     def name(self) -> str:
@@ -54,7 +64,24 @@ class CachedJudge:
 
     def grading(self) -> CachedJudge:
         """The judge that is asked for grades, with the same file."""
-        return CachedJudge(grading_judge(self.judge), self.path)
+        return self._like(grading_judge(self.judge))
+
+    def with_template(self, template: JudgeTemplate) -> CachedJudge:
+        """The judge that is asked by another prompt, with the same file."""
+        return self._like(asking(self.judge, template))
+
+    def _like(self, judge: PairwiseJudge) -> CachedJudge:
+        return CachedJudge(judge, self.path, max_verdicts=self.max_verdicts, keeps_refusals=self.keeps_refusals)
+
+    def known(self) -> list[Vote]:
+        """Its verdicts on disk.
+
+        Raises:
+            DataError: A line of the file, not the last, can't be read.
+            RunBusyError: Another process uses the file.
+        """
+        with self._opened() as (found, _):
+            return list(found.values())
 
     def key(self, pair: Pair) -> str:
         """Of a pair in this order."""
@@ -72,6 +99,7 @@ class CachedJudge:
         Raises:
             DataError: A line of the file, not the last, can't be read.
             RunBusyError: Another process uses the file.
+            BudgetError: There are as many as there may be; what was asked before that is kept.
         """
         keys = [self.key(pair) for pair in pairs]
         with self._opened() as (known, descriptor):
@@ -84,9 +112,18 @@ class CachedJudge:
                 if on_vote is not None:
                     on_vote(place_of[new[place]], vote)
 
-            if new:
-                said = self.judge.votes([pairs[place_of[key]] for key in new], keep)
-                known |= dict(zip(new, said, strict=True))  # with what the judge does not want kept
+            most = len(new) if self.max_verdicts is None else max(0, self.max_verdicts - len(known))
+            if asked := new[:most]:
+                said = self.judge.votes([pairs[place_of[key]] for key in asked], keep)
+                for place, (key, vote) in enumerate(zip(asked, said, strict=True)):
+                    if key not in known and self.keeps_refusals:
+                        keep(place, vote)
+                    known[key] = vote  # also what is not kept
+            if len(asked) < len(new):
+                raise BudgetError(
+                    f"The judge {self.name} has been asked {counted(self.max_verdicts or 0, 'question')}, as often as it may be, and "
+                    f"{len(new) - len(asked):,} more are needed now; raise max_requests."
+                )
         return [known[key] for key in keys]
 
     @contextlib.contextmanager
@@ -109,20 +146,25 @@ class CachedJudge:
 
     def _read(self, descriptor: int) -> dict[str, Vote]:
         """The verdicts of this judge, after a last line without an end was taken off; tells the judge what it has cost."""
-        content = self.path.read_bytes()
+        state = os.fstat(descriptor)
+        file, offset, lines = self._read_so_far
+        if file != state.st_ino or state.st_size < offset:
+            self._known, offset, lines = {}, 0, 0
+        content = os.pread(descriptor, state.st_size - offset, offset)
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
-            os.ftruncate(descriptor, whole)
+            os.ftruncate(descriptor, offset + whole)
             os.fsync(descriptor)
-        found: dict[str, Vote] = {}
-        for number, line in enumerate(content[:whole].splitlines(), 1):
+        found = self._known
+        for number, line in enumerate(content[:whole].splitlines(), lines + 1):
             try:
                 row = json.loads(line)
                 if row["judge"] != self._hash:
                     continue
                 found[row["key"]] = Vote(
-                    first=row["first"], said=row["said"], reason=row["reason"], cost=float(row["cost"])
-                )
+                    first=row["first"], said=row["said"], reason=row["reason"], cost=float(row["cost"]),
+                    values=tuple(row.get("values", ())),
+                )  # fmt: skip
             except (ValueError, KeyError, TypeError) as err:
                 raise DataError(
                     f"{self.path}:{number} is no verdict ({type(err).__name__}: {err}). Take the line out, or move the file away to ask again."
@@ -130,7 +172,8 @@ class CachedJudge:
         spending = getattr(self.judge, "spending", None)
         if isinstance(spending, Spending):
             spending.spent = sum(vote.cost for vote in found.values())
-        return found
+        self._read_so_far = (state.st_ino, offset + whole, lines + content[:whole].count(b"\n"))
+        return dict(found)
 
     def _write(self, descriptor: int, key: str, vote: Vote) -> None:
         row = {
@@ -140,6 +183,7 @@ class CachedJudge:
             "reason": vote.reason,
             "cost": vote.cost,
             "said": vote.said,
+            **({"values": vote.values} if vote.values else {}),
         }
         line = json.dumps(row, ensure_ascii=True) + "\n"
         with storage_errors(self.path):

@@ -51,6 +51,9 @@ class Vote:
     """Members of a jury that had no verdict."""
     members: tuple[float | None, ...] = ()
     """What each member of a jury said, in the jury's order, as ``first``."""
+    values: tuple[float, ...] = ()
+    """Of a judge that was asked for several numbers, such as a grade by each criterion or the rank of each answer; then ``first`` is their
+    mean, and says only that they could be read."""
 
     def swapped(self) -> Vote:
         """The same verdict on the pair in the other order."""

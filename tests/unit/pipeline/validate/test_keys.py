@@ -32,7 +32,9 @@ def test_a_recipe_without_a_mistake_gets_no_complaint(tree):
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_a_recipe_as_a_run_writes_it_gets_no_more_complaints_than_the_original(path):
+def test_a_recipe_as_a_run_writes_it_gets_no_more_complaints_than_the_original(path, monkeypatch):
+    for name, value in {"JUDGE_URL": "http://127.0.0.1:9/v1", "JUDGE_MODEL": "m"}.items():
+        monkeypatch.setenv(name, value)
     recipe = load_recipe(path)
     written = RecipeConfig.of(recipe.model_dump(mode="json"))
     assert find_problems(written, deep=False) == find_problems(recipe, deep=False)
