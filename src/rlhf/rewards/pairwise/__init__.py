@@ -12,6 +12,8 @@
     human_judge          these as a judge
     jury                 several judges together
     verdict_cache        verdicts on disk, so that none is asked for twice
+    both_orders          each pair asked in both orders
+    certificate          what a judge's certificate is about, and what has changed since
     building             from settings to a judge
 
 The types are listed in ``rlhf.config.judges.JUDGE_TYPES``.
