@@ -16,7 +16,8 @@ EXIT_REFUSED = 20
 """As of a gate that fails."""
 
 JudgeArgument = Annotated[
-    str, typer.Argument(help="judge.yaml, or a text that stands for a judge (a model's folder, package.module:function).")
+    str,
+    typer.Argument(help="judge.yaml, or a text that stands for a judge (a model's folder, package.module:function)."),
 ]
 
 
@@ -26,13 +27,14 @@ def certify_judge(
     settings: Overrides = None,
     labels: Annotated[
         str | None,
-        typer.Option(help="Votes of people: rows with completion_a, completion_b and preference, or chosen and rejected."),
+        typer.Option(
+            help="Votes of people: rows with completion_a, completion_b and preference, or chosen and rejected."
+        ),
     ] = None,
     store: Annotated[str | None, typer.Option(help="A preference store in place of a file.")] = None,
     guidelines: Annotated[
         Path | None, typer.Option(help="What people were asked to look at; by default the store's own guidelines.")
     ] = None,
-    rubric: Annotated[Path | None, typer.Option(help="A file that belongs to the judge's question, bound as well.")] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write; by default judge.yaml.certificate.json.", show_default=False),
@@ -41,11 +43,15 @@ def certify_judge(
     seed: Annotated[int, typer.Option(help="Of that draw.")] = 0,
     own_model: Annotated[
         list[str] | None,
-        typer.Option(help="What the labels call the judge's own model; by default as its settings do. May be repeated."),
+        typer.Option(
+            help="What the labels call the judge's own model; by default as its settings do. May be repeated."
+        ),
     ] = None,
     min_agreement: Annotated[
         float | None,
-        typer.Option(help="The agreement's interval must lie above it; by default half of what people agree beyond chance."),
+        typer.Option(
+            help="The agreement's interval must lie above it; by default half of what people agree beyond chance."
+        ),
     ] = None,
     min_labels: Annotated[int, typer.Option(help="Prompts with a label that a certificate takes.")] = 50,
     max_unparsed: Annotated[float, typer.Option(help="Largest share of verdicts that can't be read.")] = 0.05,
@@ -72,7 +78,9 @@ def certify_judge(
     config = read_judge(judge, settings or [])
     is_file = Path(judge).suffix in (".yaml", ".yml")
     if out is None and not is_file:
-        raise ConfigError(f"{judge} is no file of settings, so the certificate has no place next to it; give --out FILE.")
+        raise ConfigError(
+            f"{judge} is no file of settings, so the certificate has no place next to it; give --out FILE."
+        )
     if out is None and settings:
         raise ConfigError(
             f"With settings on the command line ({', '.join(settings)}) this is not the judge of {judge}; give --out FILE."
@@ -87,7 +95,10 @@ def certify_judge(
     from rlhf.rewards.pairwise.certificate import CERTIFIED
 
     rule = CertificateRule(
-        min_agreement=min_agreement, min_labels=min_labels, max_unparsed=max_unparsed, max_position_bias=max_position_bias
+        min_agreement=min_agreement,
+        min_labels=min_labels,
+        max_unparsed=max_unparsed,
+        max_position_bias=max_position_bias,
     )
     notes: list[str] = []
     if store is not None:
@@ -106,7 +117,7 @@ def certify_judge(
         found = certify(
             build_judge(config, cache=path.with_name(f"{path.name.removesuffix('.json')}.verdicts.jsonl")), config, pairs,
             folder=path.parent, labels_source=(str(labels), "file") if store is None else (store, "store"),
-            guidelines=asked_by, rubric=None if rubric is None else str(rubric), rule=rule, limit=limit, seed=seed,
+            guidelines=asked_by, rule=rule, limit=limit, seed=seed,
             own_models=own_model or (), confidence=confidence, notes=notes,
         )  # fmt: skip
     write_json(path, found)

@@ -15,7 +15,7 @@ stage:NAME, models/rm          a reward model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -329,6 +329,20 @@ def judges_of(config: BaseConfig) -> list[JudgeBase]:
         value for value in (getattr(config, name) for name in type(config).model_fields) if isinstance(value, JudgeBase)
     ]
     return found + [inner for judge in found if isinstance(judge, JuryJudgeConfig) for inner in judge.members]
+
+
+def judges_held(config: BaseConfig) -> Iterator[tuple[str, BaseConfig, JudgeBase]]:
+    """Key, holder and settings of every judge inside a section, however deep; a jury is one judge."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        inside = (
+            {f"{name}.{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {name: value}
+        )
+        for place, item in inside.items():
+            if isinstance(item, JudgeBase):
+                yield place, config, item
+            elif isinstance(item, BaseConfig):
+                yield from ((f"{place}.{inner}", holder, judge) for inner, holder, judge in judges_held(item))
 
 
 def validated_judge(value: Any) -> JudgeBase:

@@ -11,8 +11,8 @@ A judge is certified unless one of these is so; each refusal has a name:
 
 Half of a person's signal is measured on the pairs that two people judged: the interval of (agreement - 1/2) - (people's - 1/2) / 2 must lie
 above 0. With fewer than 20 such prompts what people agree in is not known; then the interval of the agreement must lie above 60 %, which is
-half of the signal of people who agree in 70 % of cases. Published agreement of annotators of open-ended answers is about that: 63 %
-(Bai et al. 2022, arXiv:2204.05862, section 3.4.1), 73 % (Ouyang et al. 2022, arXiv:2203.02155, section 3.4). ``min_agreement`` takes the place of both.
+half of the signal of people who agree in 70 % of cases. Annotators of open-ended answers do about that: 63 % (Bai et al. 2022,
+arXiv:2204.05862), 73 % (Ouyang et al. 2022, section 3.4, arXiv:2203.02155). ``min_agreement`` takes the place of both.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class CertificateRule:
     """How far from 1/2 the first place may win, interval included."""
 
     def __post_init__(self) -> None:
-        check_shares(max_unparsed=(self.max_unparsed, -1e-12, 1), max_position_bias=(self.max_position_bias, 0, 0.5 + 1e-12))
+        check_shares(
+            max_unparsed=(self.max_unparsed, -1e-12, 1), max_position_bias=(self.max_position_bias, 0, 0.5 + 1e-12)
+        )
         if self.min_agreement is not None and not 0.5 <= self.min_agreement < 1:
             raise ConfigError(
                 f"min_agreement is {self.min_agreement:g}; it lies between 0.5, which knowing nothing gives, and 1."
@@ -160,7 +162,6 @@ def certify(
     folder: Path | str,
     labels_source: tuple[str, str],
     guidelines: tuple[str, str] | None = None,
-    rubric: str | None = None,
     rule: CertificateRule | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -177,7 +178,6 @@ def certify(
         folder: Where the certificate will lie.
         labels_source: A file or store, and which it is: ``file`` or ``store``.
         guidelines: What people were asked to look at, and whether it is a ``file`` or a store's own (``store guidelines``).
-        rubric: A file that belongs to the judge's question.
         rule: By default as it stands at the top of this file.
         limit: Ask about pairs of so many prompts only, drawn at random.
         seed: Of that draw.
@@ -192,8 +192,9 @@ def certify(
     bound = bindings(settings)  # before anything is asked: what is measured must be what is bound
     sources = {
         "labels": bound_source(labels_source[0], kind=labels_source[1], folder=folder),
-        "guidelines": bound_source(guidelines[0], kind=guidelines[1], folder=folder) if guidelines is not None else None,
-        "rubric": bound_source(rubric, kind="file", folder=folder) if rubric is not None else None,
+        "guidelines": bound_source(guidelines[0], kind=guidelines[1], folder=folder)
+        if guidelines is not None
+        else None,
     }
     own = set(own_models) or _own_names(settings)
     found = measure_judge(judge, labels.sampled(limit, seed=seed), own_models=own, confidence=confidence)
@@ -276,7 +277,9 @@ def _row(name: str, judge: Mapping[str, Any] | None, people: Mapping[str, Any] |
 def _cell(estimate: Mapping[str, Any] | None) -> str:
     if estimate is None or estimate.get("value") is None:
         return "not measured"
-    ends = f" [{percentage(estimate['low'])}, {percentage(estimate['high'])}]" if estimate.get("low") is not None else ""
+    ends = (
+        f" [{percentage(estimate['low'])}, {percentage(estimate['high'])}]" if estimate.get("low") is not None else ""
+    )
     return f"{percentage(estimate['value'])}{ends}"
 
 
@@ -289,7 +292,9 @@ def _findings(found: Mapping[str, Any]) -> list[str]:
             said.append(f"Whether it prefers {what} was not measured: {beyond.get('reason', '')}.")
         elif beyond["low"] is not None and (beyond["low"] > 0 or beyond["high"] < 0):
             ends = f"[{percentage_points(beyond['low'])}, {percentage_points(beyond['high'])}]"
-            said.append(f"It prefers {what} by {percentage_points(beyond['value'])} {ends} over what people do on the same pairs.")
+            said.append(
+                f"It prefers {what} by {percentage_points(beyond['value'])} {ends} over what people do on the same pairs."
+            )
     if found["people"]["value"] is None:
         said.append(f"How far people agree with each other was not measured: {found['people'].get('reason', '')}.")
     for name, position in found["member_positions"].items():

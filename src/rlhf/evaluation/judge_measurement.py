@@ -117,7 +117,11 @@ class JudgeMeasurement:
 
 
 def measure_judge(
-    judge: PairwiseJudge, pairs: Sequence[LabeledPair], *, own_models: Collection[str] = (), confidence: float = CONFIDENCE
+    judge: PairwiseJudge,
+    pairs: Sequence[LabeledPair],
+    *,
+    own_models: Collection[str] = (),
+    confidence: float = CONFIDENCE,
 ) -> JudgeMeasurement:
     """Ask a judge about pairs in both orders, and compare with what people said.
 
@@ -238,13 +242,13 @@ def _same(both: BothOrders | None, votes: Sequence[float]) -> float:
     return fmean(float(np.sign(vote.first - 0.5) == np.sign(v - 0.5)) for vote in both for v in votes)  # type: ignore[operator]
 
 
-def _each(pairs: Sequence[LabeledPair], values: Sequence[Any] | Array, of: Callable[[LabeledPair, Any], float]) -> Array:
+def _each(
+    pairs: Sequence[LabeledPair], values: Sequence[Any] | Array, of: Callable[[LabeledPair, Any], float]
+) -> Array:
     return np.array([of(one, value) for one, value in zip(pairs, values, strict=True)], dtype=np.float64)
 
 
-def _preference(
-    name: str, y: Array, people: Array, sign: Array, units: _Units, why_none: str
-) -> dict[str, Estimate]:
+def _preference(name: str, y: Array, people: Array, sign: Array, units: _Units, why_none: str) -> dict[str, Estimate]:
     """How often judge and people prefer the completion that has something (sign 1: the first), on the same pairs."""
     ours, theirs = (np.where(sign > 0, each, np.where(sign < 0, 1 - each, np.nan)) for each in (y, people))
     theirs = np.where(np.isfinite(ours), theirs, np.nan)

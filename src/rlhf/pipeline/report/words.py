@@ -30,7 +30,17 @@ class Headline:
 
 
 def headline(run: RunRecord) -> Headline:
-    """The main result: the verdict on each evaluation, and which stages failed."""
+    """The main result: judges that nobody measured, the verdict on each evaluation, and which stages failed."""
+    found = _result(run)
+    by_problem: dict[str, list[str]] = {}
+    for stage in run.stages.values():
+        for problem in stage.uncertified:
+            by_problem.setdefault(problem, []).append(stage.name)
+    found.sentences[:0] = [f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in by_problem.items()]
+    return found
+
+
+def _result(run: RunRecord) -> Headline:
     if run.running:
         return _while_running(run)
     failed = [stage for stage in run.stages.values() if stage.status in STATUS_WORDS]

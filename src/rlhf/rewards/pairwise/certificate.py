@@ -28,7 +28,7 @@ SCHEMA = 1
 CERTIFIED, REFUSED = "certified", "refused"
 SEAL = "sha256"
 """Key of the hash of everything else in the file."""
-PARTS = frozenset({"verdict", "reasons", "judge", "labels", "guidelines", "rubric"})
+PARTS = frozenset({"verdict", "reasons", "judge", "labels", "guidelines"})
 WORDS = {
     "type": "the type of judge",
     "path": "the model",
@@ -87,7 +87,9 @@ def bindings(config: Any) -> dict[str, str]:
                 found |= {f"members.{place}.{key}": bound for key, bound in bindings(member).items()}
         elif name in models:
             if value.startswith("stage:"):
-                raise ConfigError(f"The judge's {name} is {value!r}, a stage; outside a recipe give the folder of its model.")
+                raise ConfigError(
+                    f"The judge's {name} is {value!r}, a stage; outside a recipe give the folder of its model."
+                )
             found[name] = digest(model_identity(value))
         elif name == "template":
             found[name] = load_template(value).identity["hash"]
@@ -112,7 +114,7 @@ def check_certificate(config: Any, certificate: Mapping[str, Any], *, folder: Pa
     Args:
         config: The judge as it is now; see ``bindings``.
         certificate: As of ``read_certificate``.
-        folder: Where the certificate lies: its labels, guidelines and rubric are looked for from there.
+        folder: Where the certificate lies: its labels and guidelines are looked for from there.
 
     Raises:
         ConfigError: As of ``bindings``.
@@ -124,7 +126,7 @@ def check_certificate(config: Any, certificate: Mapping[str, Any], *, folder: Pa
     if before.get("type") != now["type"]:
         changed = [WORDS["type"]]
     unchecked = []
-    for what in ("labels", "guidelines", "rubric"):
+    for what in ("labels", "guidelines"):
         if (bound := certificate[what]) is None:
             continue
         try:
@@ -211,7 +213,11 @@ def read_certificate(path: Path | str) -> dict[str, Any]:
     return found
 
 
-def certificate_problem(config: Any) -> str | None:
+PAIRS = "pairwise"
+"""What a certificate is about: which of two completions is better."""
+
+
+def certificate_problem(config: Any, *, asked: str = PAIRS) -> str | None:
     """Why the verdicts of a judge are not to be relied on yet, as a sentence; None where it is certified, or needs no certificate.
 
     Needed by prompted language models and by juries with one. A rule is a program that can be read, people are what others are measured
@@ -219,6 +225,7 @@ def certificate_problem(config: Any) -> str | None:
 
     Args:
         config: As of ``bindings``.
+        asked: What the judge is asked here; another question than which of two is better, such as for points, was not measured.
 
     Raises:
         ConfigError: The settings are wrong.
@@ -245,6 +252,11 @@ def certificate_problem(config: Any) -> str | None:
     if certificate["verdict"] != CERTIFIED:
         why = " ".join(str(reason["text"]) for reason in certificate["reasons"])
         return f"The judge {name} was refused a certificate: {why} ({file})"
+    if asked != PAIRS:
+        return (
+            f"The certificate of the judge {name} is about which of two completions is better, and here it is asked for {asked}: how far "
+            "that agrees with people was not measured."
+        )
     return None
 
 
@@ -258,4 +270,3 @@ def judge_called(settings: JudgeBase) -> str:
         if (value := getattr(settings, key, None)) is not None:
             return str(value)
     return settings.type_name()
-

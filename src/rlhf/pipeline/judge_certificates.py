@@ -1,0 +1,64 @@
+"""Judges of a stage that are language models and have no certificate that holds: said by every stage, refused by gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlhf.config.base import BaseConfig
+from rlhf.config.gates import GateStage
+from rlhf.config.judges import judges_held
+from rlhf.config.stage_inputs import StageConfig
+from rlhf.errors import ConfigError
+from rlhf.pipeline.stages.context import StageContext, resolved
+from rlhf.rewards.pairwise.certificate import PAIRS, certificate_problem
+
+KEY = "allow_uncertified"
+
+
+@dataclass(frozen=True, slots=True)
+class UncertifiedJudge:
+    """A judge on which nothing is to rest yet."""
+
+    key: str
+    """Of the stage's settings."""
+    problem: str
+    """Why, a sentence."""
+
+
+def uncertified_judges(stage: StageConfig, at: StageContext) -> Iterator[UncertifiedJudge]:
+    """Every judge of a stage that needs a certificate and has none that holds.
+
+    Args:
+        stage: Its settings.
+        at: Where it works: the models of earlier stages are there.
+
+    Raises:
+        DataError: A certificate can't be read.
+    """
+    for key, holder, judge in judges_held(stage):
+        problem = certificate_problem(resolved(judge, at), asked=asked_by(holder))
+        if problem is not None:
+            yield UncertifiedJudge(key, problem)
+
+
+def asked_by(holder: BaseConfig) -> str:
+    """What a section asks its judge: which of two is better, or another question, as a reward may."""
+    mode = str(getattr(holder, "mode", PAIRS))
+    if getattr(holder, "rubric", None) is not None:
+        return f"{mode} by a rubric"
+    return mode
+
+
+def check_certified(stage: GateStage, at: StageContext) -> None:
+    """Refuse a gate whose evidence would rest on such a judge, before anything is asked.
+
+    Raises:
+        ConfigError: Names the key, says why, and what to do.
+    """
+    if stage.allow_uncertified:
+        return
+    for judge in uncertified_judges(stage, at):
+        raise ConfigError(
+            f"stages.{at.name}.{judge.key}: {judge.problem} A gate does not decide by such a judge; certify it, or set {KEY}: true."
+        )
