@@ -218,7 +218,7 @@ class LocalJudgeConfig(PromptedJudgeConfig):
     builds = "rlhf.rewards.pairwise.local_judge:build_local_judge"
     type: Literal["local"] = "local"
     path: InputPath
-    """A folder or a hub name; its chat template is used where it has one."""
+    """`stage:NAME`, a folder or a hub name; its chat template is used where it has one."""
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
     max_tokens: int = Field(512, ge=1)

@@ -245,8 +245,7 @@ def table(certificate: Mapping[str, Any]) -> str:
         _row("agreement with a person's preference", found["agreement"], None),
         _row("  where two people judged", found["agreement_where_shared"], found["people"]),
         _row("same verdict, a tie its own", found["same_verdict"], found["people_same_verdict"]),
-        _row("first place wins", (found["position"] or {}).get("first_rate"), None),
-        _row("same verdict in both orders", (found["position"] or {}).get("consistent"), None),
+        *_on_position(found["position"]),
         _row("longer completion wins", found["longer"], found["people_longer"]),
         _row("own model's completion wins", found["own"], found["people_own"]),
         _row("ties", found["ties"], found["people_ties"]),
@@ -267,6 +266,15 @@ def table(certificate: Mapping[str, Any]) -> str:
         lines.append(f"- {reason['name']}: {reason['text']}{hint}")
     lines += [f"- {note}" for note in (*_findings(found), *certificate["notes"])]
     return "\n".join(lines).rstrip()
+
+
+def _on_position(position: Mapping[str, Any] | None) -> list[tuple[str, str, str, str]]:
+    if position is None:
+        return [("first place wins", "sees no order", "", "")]
+    return [
+        _row("first place wins", position["first_rate"], None),
+        _row("same verdict in both orders", position["consistent"], None),
+    ]
 
 
 def _row(name: str, judge: Mapping[str, Any] | None, people: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
@@ -291,9 +299,10 @@ def _findings(found: Mapping[str, Any]) -> list[str]:
         if beyond["value"] is None:
             said.append(f"Whether it prefers {what} was not measured: {beyond.get('reason', '')}.")
         elif beyond["low"] is not None and (beyond["low"] > 0 or beyond["high"] < 0):
+            more = "more" if beyond["low"] > 0 else "less"
             ends = f"[{percentage_points(beyond['low'])}, {percentage_points(beyond['high'])}]"
             said.append(
-                f"It prefers {what} by {percentage_points(beyond['value'])} {ends} over what people do on the same pairs."
+                f"It prefers {what} {more} often than people do on the same pairs: {percentage_points(beyond['value'])} {ends}."
             )
     if found["people"]["value"] is None:
         said.append(f"How far people agree with each other was not measured: {found['people'].get('reason', '')}.")

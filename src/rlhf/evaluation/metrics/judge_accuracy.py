@@ -31,7 +31,16 @@ def judge_accuracy(inputs: MetricInputs) -> Measured:
     _, places = pair_units(pairs, np.ones(len(pairs), dtype=np.bool_))
     values = np.array([np.nan if value is None else value for value in found.per_prompt.values()], dtype=np.float64)
     known = np.isfinite(values) if not found.reason else np.zeros(len(values), dtype=np.bool_)
-    left_out = ("per_prompt", "win_rate", "schema", "length_controlled", "verdict", "more_prompts", "correction", "change")
+    left_out = (
+        "per_prompt",
+        "win_rate",
+        "schema",
+        "length_controlled",
+        "verdict",
+        "more_prompts",
+        "correction",
+        "change",
+    )
     return Measured(
         value=MeanStatistic(values[known], share=True, reason=found.reason or "no pair has a verdict"),
         over="pairs",

@@ -43,7 +43,9 @@ def run_judge_rows(stage: JudgeRowsStage, at: StageContext) -> StageOutcome:
         ConfigError: There is no such template, or a row lacks a column that it has a place for.
     """
     template = load_template(at.path(stage.template))
-    rows = [row for row in read_rows(at.paths(stage.pairs), accepts=ACCEPTED["comparison"]) for row in comparisons_of(row)]
+    rows = [
+        row for row in read_rows(at.paths(stage.pairs), accepts=ACCEPTED["comparison"]) for row in comparisons_of(row)
+    ]
     questions = [each for row in rows[: stage.limit] for each in _questions(row, stage)]
     if not questions:
         raise DataError(f"{stage.pairs} holds no comparison of two different texts, so there is nothing to judge.")
