@@ -309,7 +309,7 @@ def certificate_file(judge: Path) -> Path:
 def _with_certificate(tree: Any, file: Path) -> Any:
     """Settings of a file, with the certificate next to it where they name none and their type can have one."""
     types = {kind.type_name(): kind for kind in JUDGE_TYPES}
-    kind = types.get(tree.get("type")) if isinstance(tree, Mapping) and isinstance(tree.get("type"), str) else None
+    kind = types.get(str(tree.get("type"))) if isinstance(tree, Mapping) else None
     certificate = certificate_file(file)
     if kind is None or "certificate" not in kind.model_fields or "certificate" in tree or not certificate.is_file():
         return tree

@@ -9,7 +9,7 @@ from rlhf.config.reward_base import RewardBase
 class VerdictRewardConfig(RewardBase):
     """1 for the verdict on two completions that people gave, else 0: trains a model that judges."""
 
-    builds = "rlhf.rewards.verdict:build_verdict"
+    builds = "rlhf.rewards.verdict_match:build_verdict"
     kind: Literal["verdict"] = "verdict"
     column: str = "verdict"
     """Column of the prompt rows with the right verdict: `A`, `B` or `C`, as the stage `judge_rows` writes it."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlhf.config.base import BaseConfig
-from rlhf.config.gates import GateStage
 from rlhf.config.judges import judges_held
 from rlhf.config.stage_inputs import StageConfig
 from rlhf.errors import ConfigError
@@ -14,6 +13,7 @@ from rlhf.pipeline.stages.context import StageContext, resolved
 from rlhf.rewards.pairwise.certificate import PAIRS, certificate_problem
 
 KEY = "allow_uncertified"
+"""Of stages that decide: they refuse such a judge unless it is true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,18 @@ def asked_by(holder: BaseConfig) -> str:
     return mode
 
 
-def check_certified(stage: GateStage, at: StageContext) -> None:
+def refuses_uncertified(stage: StageConfig) -> bool:
+    """Whether a stage decides something, and nobody allowed it to decide by such a judge."""
+    return getattr(stage, KEY, True) is False
+
+
+def check_certified(stage: StageConfig, at: StageContext) -> None:
     """Refuse a gate whose evidence would rest on such a judge, before anything is asked.
 
     Raises:
         ConfigError: Names the key, says why, and what to do.
     """
-    if stage.allow_uncertified:
+    if not refuses_uncertified(stage):
         return
     for judge in uncertified_judges(stage, at):
         raise ConfigError(

@@ -98,5 +98,4 @@ def test_what_is_wrong_is_named(tmp_path):
 def test_reasons_of_the_world():
     prompt = "User: What does a cow eat?\nAssistant:"
     (said,) = rationales([prompt], [" A cow eats grass."], ["A cow eats oats. Oats!"], ["A"])
-    assert said.splitlines()[0] == "A: That is right."
-    assert said.splitlines()[1].startswith("B: That is wrong.")
+    assert said == "A: right 1\nB: wrong -1.5"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rlhf.config.gates import GateStage
 from rlhf.config.judges import JudgeBase, JuryJudgeConfig, LocalJudgeConfig, RewardModelJudgeConfig, judges_held
 from rlhf.config.recipe import STAGE
 from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ModelError
-from rlhf.pipeline.judge_certificates import KEY, asked_by
+from rlhf.pipeline.judge_certificates import KEY, asked_by, refuses_uncertified
 from rlhf.pipeline.validate.inputs import is_of_stage
 from rlhf.pipeline.validate.review import Review
 from rlhf.rewards.pairwise.certificate import certificate_problem
@@ -28,7 +27,7 @@ def check_judges(review: Review) -> None:
                 problem = certificate_problem(judge, asked=asked_by(holder))
                 if problem is None:
                     continue
-                if isinstance(stage, GateStage) and not stage.allow_uncertified:
+                if refuses_uncertified(stage):
                     review.error(
                         key, f"{problem} A gate does not decide by such a judge; certify it, or set {KEY}: true."
                     )
