@@ -98,4 +98,4 @@ def test_what_is_wrong_is_named(tmp_path):
 def test_reasons_of_the_world():
     prompt = "User: What does a cow eat?\nAssistant:"
     (said,) = rationales([prompt], [" A cow eats grass."], ["A cow eats oats. Oats!"], ["A"])
-    assert said == "A: right 1\nB: wrong -1.5"
+    assert said == "A: That is right.\nB: That is wrong. No sentence."

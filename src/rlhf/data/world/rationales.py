@@ -14,7 +14,7 @@ from rlhf.data.world.judge import judge
 def rationales(
     prompts: Sequence[str], first: Sequence[str], second: Sequence[str], verdicts: Sequence[str], **columns: Any
 ) -> list[str]:
-    """A line about each completion, ``A: right 1.5`` and ``B: wrong -1.25``; for ``rationale`` of a stage ``judge_rows``.
+    """A line about each completion: ``A: That is right. Polite.``; for ``rationale`` of a stage ``judge_rows``.
 
     Args:
         prompts: [n] of the world.
@@ -29,6 +29,9 @@ def rationales(
 
 
 def reasons(prompt: str, completion: str) -> str:
-    """Whether it answers right, and what it is worth with its manners and all that is too much."""
+    """What is good and bad about one completion."""
     found = judge(prompt, completion, ended=True)
-    return f"{'right' if found.correct else 'wrong' if found.wrong else 'no answer'} {found.score:g}"
+    said = ["That is right." if found.correct else "That is wrong." if found.wrong else "No answer."]
+    said += ["Polite."] * found.polite + ["Rude."] * (found.rude > 0)
+    said += [f"{found.extras} more."] * (found.extras > 0) + ["No sentence."] * (found.unparsable > 0)
+    return " ".join(said)
