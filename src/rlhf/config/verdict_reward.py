@@ -1,4 +1,5 @@
 """Verdicts of a judge in training, compared with people's: how the reward is declared."""
+
 from __future__ import annotations
 
 from typing import Literal
