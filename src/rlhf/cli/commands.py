@@ -58,6 +58,7 @@ COMMANDS = {
     "plan": Entry("plan:plan", "Look", takes_settings=True),
     "doctor": Entry("validate_doctor:doctor", "Look"),
     "annotate": Entry("annotate:annotate", "The human side"),
+    "judge": Entry("certify:app", "The human side"),
     "config": Entry("config:app", "Files and settings"),
     "data": Entry("data:app", "Files and settings"),
     "debug": Entry("debug:app", "Look"),

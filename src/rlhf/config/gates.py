@@ -55,6 +55,8 @@ class GateStage(StageConfig):
     """Who scores completions, for the metrics `judge_score` and `win_rate`; settings of a judge (docs/judges.md) do as well."""
     pairwise_judge: JudgeConfig | None = None
     """A judge that compares the two completions of a prompt, for `win_rate`; given as `judge`, it is put here."""
+    allow_uncertified: bool = False
+    """Let a language model judge that has no certificate, or a stale or refused one (docs/judge-certificates.md)."""
     tie_band: float = Field(0.0, ge=0)
     """Judge scores this close are ties."""
     reward_model: InputPath | None = None

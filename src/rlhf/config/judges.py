@@ -15,7 +15,7 @@ stage:NAME, models/rm          a reward model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -42,6 +42,8 @@ class JudgeBase(BaseConfig):
 
     builds: ClassVar[str]
     """``package.module:function`` that makes the judge of the settings."""
+    not_deciding: ClassVar[frozenset[str]] = frozenset({"type", "name"})
+    """Settings that change no verdict. A certificate is about all others."""
 
     if TYPE_CHECKING:  # every type says which it is; here the field would come before its own
         type: str
@@ -60,6 +62,11 @@ class JudgeBase(BaseConfig):
     def reward_settings(self) -> dict[str, Any] | None:
         """The kind of reward that gives the same verdicts, as settings; None where it compares and gives no scores."""
         return None
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Whether it is a prompted language model, or a jury with one: nothing says how good those are but people's labels."""
+        return False
 
 
 class FunctionJudgeConfig(JudgeBase):
@@ -119,6 +126,7 @@ class RewardModelJudgeConfig(JudgeBase):
 class PromptedJudgeConfig(JudgeBase):
     """What judges that are language models have in common: a prompt, and verdicts that are kept."""
 
+    not_deciding = JudgeBase.not_deciding | {"cache", "certificate", "grade_template"}
     template: TextOrFile = "pairwise"
     """The prompt: a name of the library's, or a text file with `{prompt}`, `{first}` and `{second}`, whose last line the judge is told to
     end with one of [[A]], [[B]] and [[C]]."""
@@ -127,12 +135,24 @@ class PromptedJudgeConfig(JudgeBase):
     is told to end with its grade from 1 to 10 as [[5]]."""
     cache: str | None = None
     """File in which verdicts are kept, so that none is asked for twice; by default `verdicts.jsonl` next to the result."""
+    certificate: InputPath | None = None
+    """What `rlhf judge certify` wrote about this judge; by default `FILE.certificate.json` next to the file of the settings, where there
+    is one."""
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Always."""
+        return True
 
 
 class EndpointJudgeConfig(PromptedJudgeConfig):
     """A model behind an OpenAI-compatible endpoint for chat completions."""
 
     builds = "rlhf.rewards.pairwise.endpoint_judge:build_endpoint_judge"
+    not_deciding = PromptedJudgeConfig.not_deciding | {
+        "api_key_variable", "length_key", "max_cost", "input_price", "output_price", "requests_per_minute", "concurrency",
+        "timeout_seconds", "deadline_seconds", "retries", "backoff_seconds",
+    }  # fmt: skip
     type: Literal["endpoint"] = "endpoint"
     url: str
     """Such as `https://api.openai.com/v1`; `/chat/completions` is added where it is missing."""
@@ -198,7 +218,7 @@ class LocalJudgeConfig(PromptedJudgeConfig):
     builds = "rlhf.rewards.pairwise.local_judge:build_local_judge"
     type: Literal["local"] = "local"
     path: InputPath
-    """A folder or a hub name; its chat template is used where it has one."""
+    """`stage:NAME`, a folder or a hub name; its chat template is used where it has one."""
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
     max_tokens: int = Field(512, ge=1)
@@ -231,11 +251,20 @@ class JuryJudgeConfig(JudgeBase):
     """Several judges together."""
 
     builds = "rlhf.rewards.pairwise.jury:build_jury"
+    not_deciding = JudgeBase.not_deciding | {"certificate"}
     type: Literal["jury"] = "jury"
     members: list[Annotated[Any, BeforeValidator(lambda value: validated_judge(value))]] = Field(min_length=2)
     """Each the settings of a judge, or a text that stands for them."""
     combine: Literal["majority", "mean"] = "majority"
     """`majority`: what more than half of the members say, else a tie; `mean`: the mean of their verdicts."""
+    certificate: InputPath | None = None
+    """What `rlhf judge certify` wrote about this jury as a whole; by default `FILE.certificate.json` next to the file of the settings, where
+    there is one."""
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Where a member does. A jury has one of its own: its members' say nothing of what they find together."""
+        return any(member.needs_certificate for member in self.members)
 
     def models_asked(self) -> list[tuple[str, str]]:
         """Of all members."""
@@ -264,12 +293,27 @@ def _from_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value.endswith((".yaml", ".yml")):
-        return read_yaml(Path(value))
+        return _with_certificate(read_yaml(Path(value)), Path(value))
     if value in (*RULES, *REWARD_NAMES) or (FUNCTION.match(value) and not value.startswith("stage:")):
         return {"type": "function", "function": value}
     if value.startswith(("http://", "https://")):
         raise ValueError("an endpoint needs a model too: {type: endpoint, url: ..., model: ...}")
     return {"type": "reward_model", "path": value}
+
+
+def certificate_file(judge: Path) -> Path:
+    """Where the certificate of a judge is whose settings are a file: ``judge.yaml.certificate.json``."""
+    return judge.with_name(f"{judge.name}.certificate.json")
+
+
+def _with_certificate(tree: Any, file: Path) -> Any:
+    """Settings of a file, with the certificate next to it where they name none and their type can have one."""
+    types = {kind.type_name(): kind for kind in JUDGE_TYPES}
+    kind = types.get(str(tree.get("type"))) if isinstance(tree, Mapping) else None
+    certificate = certificate_file(file)
+    if kind is None or "certificate" not in kind.model_fields or "certificate" in tree or not certificate.is_file():
+        return tree
+    return {**tree, "certificate": str(certificate)}
 
 
 if TYPE_CHECKING:
@@ -285,6 +329,20 @@ def judges_of(config: BaseConfig) -> list[JudgeBase]:
         value for value in (getattr(config, name) for name in type(config).model_fields) if isinstance(value, JudgeBase)
     ]
     return found + [inner for judge in found if isinstance(judge, JuryJudgeConfig) for inner in judge.members]
+
+
+def judges_held(config: BaseConfig) -> Iterator[tuple[str, BaseConfig, JudgeBase]]:
+    """Key, holder and settings of every judge inside a section, however deep; a jury is one judge."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        inside = (
+            {f"{name}.{place}": item for place, item in enumerate(value)} if isinstance(value, list) else {name: value}
+        )
+        for place, item in inside.items():
+            if isinstance(item, JudgeBase):
+                yield place, config, item
+            elif isinstance(item, BaseConfig):
+                yield from ((f"{place}.{inner}", holder, judge) for inner, holder, judge in judges_held(item))
 
 
 def validated_judge(value: Any) -> JudgeBase:

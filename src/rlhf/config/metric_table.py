@@ -47,6 +47,7 @@ NEEDS: Mapping[str, str] = {
     "judge": "judge=, who scores completions",
     "preference": "judge=, who says which of two completions is better",
     "quality": "judge= or reward_model=, who says how good a completion is",
+    "pairwise_judge": "judge=, one that compares two completions, such as an endpoint or a local model",
     "pairs": "pairs=, a file of held-out preference pairs",
     "references": "test rows with a column `reference`, `references` or `completion`: the texts to compare with",
     "texts": "texts=, a file of texts, dialogues or demonstrations whose likelihood is measured",
@@ -73,6 +74,10 @@ METRICS: Mapping[str, Metric] = {
     "reward_accuracy": Metric(
         measure="reward_accuracy:reward_accuracy", needs=("reward_model", "pairs"), unit="share", of_baseline=False,
         about="share of held-out pairs that the reward orders as people did",
+    ),
+    "judge_accuracy": Metric(
+        measure="judge_accuracy:judge_accuracy", needs=("pairwise_judge", "pairs"), unit="share", of_baseline=False,
+        about="share of held-out pairs that a judge which compares decides as people did",
     ),
     "calibration": Metric(
         measure="pair_calibration:pair_calibration", needs=("reward_model", "pairs"), unit="nats", of_baseline=False,

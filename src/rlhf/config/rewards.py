@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, TypeAd
 from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names
 from rlhf.config.judge_reward import JudgeRewardConfig, free_inside
 from rlhf.config.reward_base import RewardBase
+from rlhf.config.verdict_reward import VerdictRewardConfig
 
 FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
 """``package.module:function`` or ``path/to/file.py:function``."""
@@ -393,6 +394,7 @@ REWARD_KINDS: tuple[type[RewardBase], ...] = (
     NumericRewardConfig,
     MathRewardConfig,
     PatternRewardConfig,
+    VerdictRewardConfig,
     JSONRewardConfig,
     CodeRewardConfig,
     ConstitutionRewardConfig,

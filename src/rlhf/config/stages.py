@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
 from rlhf.config.gates import GateStage
+from rlhf.config.judge_rows import JudgeRowsStage
 from rlhf.config.methods import KIND_OF_METHOD, METHODS
 from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
 from rlhf.config.search_stages import SearchCompareStage
@@ -67,6 +68,7 @@ STAGE_KINDS: tuple[type[StageConfig], ...] = (
     ReasoningStage,
     CalculatorStage,
     PreferencesStage,
+    JudgeRowsStage,
     StepLabelsStage,
     SFTStage,
     RewardStage,

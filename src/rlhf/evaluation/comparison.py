@@ -21,22 +21,21 @@ from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, MissingExtraError
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate, check_confidence, finite_or_none, share_interval
 from rlhf.evaluation.label_correction import Correction, corrected_by
-from rlhf.evaluation.position_bias import PositionBias, by_prompt, known_means, position_bias
+from rlhf.evaluation.position_bias import PositionBias, by_prompt, known_means, member_positions, position_bias
 from rlhf.evaluation.ratings.style_control import LengthControlled, length_controlled_win_rate
 from rlhf.evaluation.sample_size import more_prompts_for_win_rate
 from rlhf.evaluation.sequential_comparison import sequential_rate
 from rlhf.formatting import percentage
+from rlhf.rewards.pairwise.both_orders import ask_both_orders, mean_of_orders, unparsed_reasons
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.human_votes import HumanVotes
-from rlhf.rewards.pairwise.jury import Jury
-from rlhf.rewards.pairwise.votes import Pair, PairwiseJudge, Vote, digest, judge_hash
+from rlhf.rewards.pairwise.votes import Pair, digest, judge_hash
 
 SCHEMA = 1
 MIN_PARSED = 0.95
 """Share of verdicts that must be readable before anything is decided."""
 LENGTH_RESAMPLES = 200
 """A fit each, of some 10 ms."""
-REASONS_SHOWN = 5
 
 
 class Answer(StrEnum):
@@ -236,10 +235,10 @@ def compare_completions(
             f"{len(a)} and {len(b)} completions."
         )
     pairs = _pairs(prompts, a, b, ended_a, ended_b, columns or {})
-    verdicts = _asked(judge, pairs)
+    verdicts = ask_both_orders(judge, pairs)
     keys = [text_key(prompt) for prompt in prompts] if clusters is None else list(clusters)
     names = _names(prompts, keys)
-    y = np.array([_mean_of_orders(each) for each in verdicts], dtype=np.float64)
+    y = np.array([mean_of_orders(each) for each in verdicts], dtype=np.float64)
     per_prompt = by_prompt(y, names)
     known = np.array([value for value in per_prompt.values() if math.isfinite(value)], dtype=np.float64)
     rate = share_interval(known, confidence=confidence) if known.size else Estimate.missing("no pair has a verdict")
@@ -249,7 +248,6 @@ def compare_completions(
     if labels is not None:
         correction = corrected_by(labels, pairs, y, names, confidence=confidence)
     votes = [vote for each in verdicts if each is not None for vote in (each[:1] if judge.symmetric else each)]
-    unread = [vote.reason for vote in votes if vote.first is None]
     comparison = Comparison(
         win_rate=rate,
         verdict=Answer.NOT_YET_KNOWN,
@@ -261,12 +259,12 @@ def compare_completions(
         identical=sum(each is None for each in verdicts),
         num_prompts=int(known.size),
         asked=len(votes),
-        unparsed=len(unread),
-        unparsed_reasons=_most_common(unread),
+        unparsed=sum(vote.first is None for vote in votes),
+        unparsed_reasons=unparsed_reasons(votes),
         silent_members=dict(Counter(member for vote in votes for member in vote.silent)),
         missing_pairs=int((~np.isfinite(y)).sum()),
         position=None if judge.symmetric else position_bias(verdicts, names, confidence),
-        member_positions=_member_positions(judge, verdicts, names, confidence),
+        member_positions=member_positions(judge, verdicts, names, confidence),
         length=_at_equal_length(y, pairs, names, confidence) if length_control else None,
         longer_won=_longer_won(y, pairs, names, confidence),
         correction=correction,
@@ -331,46 +329,6 @@ def _pairs(
     ]  # fmt: skip
 
 
-def _asked(judge: PairwiseJudge, pairs: Sequence[Pair]) -> list[tuple[Vote, Vote] | None]:
-    """Verdicts in both orders, both as outcomes of a; None for equal completions."""
-    open_pairs = [pair for pair in pairs if (pair.first, pair.ended[0]) != (pair.second, pair.ended[1])]
-    if judge.symmetric:
-        forth = judge.votes(open_pairs) if open_pairs else []
-        both = iter([(vote, replace(vote, cost=0.0)) for vote in forth])
-    else:
-        asked = [*open_pairs, *(pair.swapped() for pair in open_pairs)]
-        votes = judge.votes(asked) if asked else []
-        half = len(open_pairs)
-        both = iter([(vote, back.swapped()) for vote, back in zip(votes[:half], votes[half:], strict=True)])
-    return [next(both) if (p.first, p.ended[0]) != (p.second, p.ended[1]) else None for p in pairs]
-
-
-def _member_positions(
-    judge: PairwiseJudge, verdicts: Sequence[tuple[Vote, Vote] | None], names: Sequence[str], confidence: float
-) -> dict[str, PositionBias]:
-    if not isinstance(judge, Jury):
-        return {}
-    found = {}
-    for place, (name, member) in enumerate(zip(judge.member_names, judge.members, strict=True)):
-        if not member.symmetric:
-            own = [
-                None if both is None else (_of_member(both[0], place), _of_member(both[1], place)) for both in verdicts
-            ]
-            found[name] = position_bias(own, names, confidence)
-    return found
-
-
-def _of_member(vote: Vote, place: int) -> Vote:
-    return replace(vote, first=vote.members[place])
-
-
-def _mean_of_orders(votes: tuple[Vote, Vote] | None) -> float:
-    if votes is None:
-        return 0.5
-    forth, back = votes
-    return math.nan if forth.first is None or back.first is None else (forth.first + back.first) / 2
-
-
 def _names(prompts: Sequence[Text], keys: Sequence[Hashable]) -> list[str]:
     """[n] a name of each pair's prompt: the cluster's where it is a short text, else made of the prompt's text."""
     firsts: dict[Hashable, Text] = {}
@@ -378,13 +336,6 @@ def _names(prompts: Sequence[Text], keys: Sequence[Hashable]) -> list[str]:
         firsts.setdefault(key, prompt)
     names = dict(zip(firsts, prompt_names(firsts.values()), strict=True))
     return [names[key] for key in keys]
-
-
-def _most_common(reasons: Sequence[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for reason in reasons:
-        counts[reason] = counts.get(reason, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1])[:REASONS_SHOWN])
 
 
 def _longer_won(y: Array, pairs: Sequence[Pair], names: Sequence[str], confidence: float) -> Estimate:

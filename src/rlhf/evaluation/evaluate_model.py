@@ -223,6 +223,7 @@ def what_is_given(inputs: MetricInputs) -> frozenset[str]:
         "reward_model": needs.reward is not None,
         "judge": needs.judge is not None,
         "preference": needs.judge is not None or needs.pairwise_judge is not None,
+        "pairwise_judge": needs.pairwise_judge is not None,
         "quality": needs.judge is not None or needs.reward is not None,
         "pairs": bool(needs.pairs),
         "texts": needs.texts is not None,

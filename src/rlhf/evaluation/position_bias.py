@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlhf.evaluation.intervals import Array, Estimate, finite_or_none, share_interval
 from rlhf.formatting import percentage
-from rlhf.rewards.pairwise.votes import Vote
+from rlhf.rewards.pairwise.jury import Jury
+from rlhf.rewards.pairwise.votes import PairwiseJudge, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,26 @@ def position_bias(
         consistent=_share(known_means(same, names), confidence),
         first_among_inconsistent=float(inconsistent.mean()) if inconsistent.size else math.nan,
     )
+
+
+def member_positions(
+    judge: PairwiseJudge, verdicts: Sequence[tuple[Vote, Vote] | None], names: Sequence[str], confidence: float
+) -> dict[str, PositionBias]:
+    """Of each member of a jury that sees the order: two that prefer opposite places look fair together. Empty for other judges."""
+    if not isinstance(judge, Jury):
+        return {}
+    found = {}
+    for place, (name, member) in enumerate(zip(judge.member_names, judge.members, strict=True)):
+        if not member.symmetric:
+            own = [
+                None if both is None else (_of_member(both[0], place), _of_member(both[1], place)) for both in verdicts
+            ]
+            found[name] = position_bias(own, names, confidence)
+    return found
+
+
+def _of_member(vote: Vote, place: int) -> Vote:
+    return replace(vote, first=vote.members[place])
 
 
 def _share(values: Array, confidence: float) -> Estimate:

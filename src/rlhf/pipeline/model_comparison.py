@@ -16,6 +16,7 @@ from rlhf.formatting import percentage, percentage_points
 from rlhf.pipeline.compared_models import Answers, Side, answers_of, find_side
 from rlhf.pipeline.judge_independence import JudgeIndependence, check_independent, judge_independence
 from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.certificate import certificate_problem
 from rlhf.rewards.pairwise.human_votes import read_votes
 from rlhf.rewards.pairwise.verdict_cache import FILE as VERDICTS
 from rlhf.rewards.pairwise.votes import PairwiseJudge
@@ -36,6 +37,8 @@ class ModelComparison:
     change: ChangeSince | None
     settings: CompareConfig
     num_samples: int
+    certificate_problem: str | None = None
+    """Why the judge's verdicts are not to be relied on yet."""
 
     @property
     def sentence(self) -> str:
@@ -44,7 +47,8 @@ class ModelComparison:
 
     def notes(self) -> list[str]:
         """What a reader must know in addition."""
-        found = [*self.independence.shared, *self.comparison.notes()]
+        problem = [] if self.certificate_problem is None else [self.certificate_problem]
+        found = [*problem, *self.independence.shared, *self.comparison.notes()]
         if self.change is not None:
             difference = self.change.difference
             found.append(
@@ -66,6 +70,7 @@ class ModelComparison:
             "samples_per_prompt": self.num_samples,
             "seed": self.settings.seed,
             "independence": self.independence.to_dict(),
+            "certificate_problem": self.certificate_problem,
             "allow_shared_judge": self.settings.allow_shared_judge,
             "change": None if self.change is None else self.change.to_dict(),
             "version": __version__,
@@ -140,6 +145,7 @@ def compare_models(
     sides = (find_side(config.a, registry=config.registry), find_side(config.b, registry=config.registry))
     independence = judge_independence(config.judge, sides, runs=runs, prompts=config.prompts)
     check_independent(independence, allowed=config.allow_shared_judge)
+    problem = certificate_problem(config.judge)  # before anything is asked: a damaged certificate is an error
     earlier = read_comparison(config.earlier) if config.earlier is not None else None
     labels = read_votes(config.labels) if config.labels is not None else None
     make_folder(folder)
@@ -151,7 +157,7 @@ def compare_models(
     )
     found = ModelComparison(
         comparison=comparison, a=sides[0], b=sides[1], independence=independence, change=None, settings=config,
-        num_samples=len(a.samples[0]),
+        num_samples=len(a.samples[0]), certificate_problem=problem,
     )  # fmt: skip
     if earlier is not None:
         found = replace(found, change=change_since(earlier, found.to_dict(), confidence=config.confidence))

@@ -25,6 +25,8 @@ from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import archive
 from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, plain_numbers, stage_files
+from rlhf.pipeline.judge_certificates import uncertified_judges
+from rlhf.pipeline.kinds import UNCERTIFIED
 from rlhf.pipeline.leakage import INDEPENDENCE
 from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import machine as machine
@@ -282,6 +284,10 @@ class Pipeline:
             if shared.note and shared.note not in said:
                 log.write("note", message=shared.note)
                 self.log.say(escape(f"  {shared.note}"))
+        for judge in uncertified_judges(stage, StageContext(name, self.run_dir, log)):
+            log.write(UNCERTIFIED, message=judge.problem, key=judge.key)
+            if judge.problem not in said:
+                self.log.say(escape(f"  {judge.problem}"))
         if not stage.evaluates:
             return
         seen = find_leakage(

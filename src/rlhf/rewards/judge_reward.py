@@ -20,7 +20,7 @@ from rlhf.files import write_json
 from rlhf.rewards.checked_values import refuse, score_result
 from rlhf.rewards.judge_modes import Reader, Shares, Siblings, questions_about, sibling_groups
 from rlhf.rewards.pairwise.building import build_judge
-from rlhf.rewards.pairwise.certificate import certificate_problem
+from rlhf.rewards.pairwise.certificate import asked_by, certificate_problem
 from rlhf.rewards.pairwise.grades import asking, grading_judge
 from rlhf.rewards.pairwise.jury import Jury
 from rlhf.rewards.pairwise.rubric_templates import criteria_template, pairs_template, ranks_template
@@ -202,7 +202,7 @@ def _gathered(groups: Sequence[Siblings], answered: Sequence[tuple[Sequence[Vote
 def _problem(config: JudgeRewardConfig) -> str:
     """A certificate that can't be read is a problem of the judge's, and no reason not to train."""
     try:
-        return certificate_problem(config.judge) or ""
+        return certificate_problem(config.judge, asked=asked_by(config)) or ""
     except RLHFError as err:
         return text_of(err)
 

@@ -52,12 +52,12 @@ def pair_scores(scorer: Scorer, pairs: Sequence[PreferenceRow]) -> ScoreResult:
     """[2 P] scores of the chosen completions, then of the rejected ones; NaN with a reason where one failed."""
     prompts = [
         Prompt(
-            pair.id, [], _text(pair.prompt), messages=pair.prompt if isinstance(pair.prompt, list) else None,
+            pair.id, [], pair_text(pair.prompt), messages=pair.prompt if isinstance(pair.prompt, list) else None,
             columns=pair.columns,
         )
         for pair in pairs
     ]  # fmt: skip
-    said = [TextCompletion(_text(side)) for side in (*(p.chosen for p in pairs), *(p.rejected for p in pairs))]
+    said = [TextCompletion(pair_text(side)) for side in (*(p.chosen for p in pairs), *(p.rejected for p in pairs))]
     return score_all(scorer, [*prompts, *prompts], said)
 
 
@@ -69,5 +69,6 @@ def differences(score_result: ScoreResult) -> Array:
     return difference
 
 
-def _text(text: Text) -> str:
+def pair_text(text: Text) -> str:
+    """A side or a prompt as one text; of messages their contents."""
     return text if isinstance(text, str) else "\n".join(str(message["content"]) for message in text)

@@ -18,17 +18,6 @@ def judge_rewards(stage: StageRecord | None) -> list[Mapping[str, Any]]:
     return [] if stage is None else [mapping(each) for each in mapping(stage.judge_rewards).values()]
 
 
-def uncertified(run: RunRecord) -> list[str]:
-    """A sentence for each judge whose verdicts are not to be relied on yet."""
-    found = []
-    for stage in run.stages.values():
-        what = "is measured by a judge" if stage.kind == EVALUATION else "learned from a judge that is not certified"
-        for each in judge_rewards(stage):
-            if problem := each.get("certificate_problem"):
-                found.append(f"{stage.name} {what}. {problem}")
-    return list(dict.fromkeys(found))
-
-
 def judges_view(stage: StageRecord) -> dict[str, Any]:
     """What each judge of a stage was asked, and how its criteria went."""
     return {"stage": stage, "judges": [_row(stage, each) for each in judge_rewards(stage)]}

@@ -18,7 +18,7 @@ from rlhf.errors import ConfigError
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
 from rlhf.formatting import mapping, number
-from rlhf.pipeline.kinds import EVALUATION, REWARD_MODEL
+from rlhf.pipeline.kinds import EVALUATION, REWARD_MODEL, UNCERTIFIED
 from rlhf.pipeline.leakage import Leakage, recorded_leakage
 from rlhf.pipeline.lock import is_locked
 from rlhf.pipeline.verdicts import independence_of
@@ -43,6 +43,8 @@ class StageRecord:
     """Metric -> step -> value; of the newest attempt with the present settings."""
     alarms: list[Mapping[str, Any]] = field(default_factory=list)
     notes: list[Mapping[str, Any]] = field(default_factory=list)
+    uncertified: list[str] = field(default_factory=list)
+    """Why judges of its newest start are not to be relied on yet, a sentence each."""
     evaluation: Mapping[str, Any] | None = None
     """Its evaluation.json."""
     seen: Leakage | None = None
@@ -260,6 +262,7 @@ def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, An
         # The same key is a resumed attempt, which continues; another key (or none) starts from scratch.
         if event.get("key") is None or keys.get(stage.name) != event["key"]:
             stage.curves, stage.alarms, stage.notes = {}, [], []
+        stage.uncertified = []
         keys[stage.name] = event.get("key")
         stage.kind = str(event.get("kind") or stage.kind)
         stage.status, stage.headline, stage.started = "broken off", "", number(event.get("time"))
@@ -284,6 +287,8 @@ def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, An
         stage.alarms.append(event)
     elif kind == "note":
         stage.notes.append(event)
+    elif kind == UNCERTIFIED:
+        stage.uncertified.append(str(event["message"]))
 
 
 def _stage(run: RunRecord, name: str) -> StageRecord:

@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 from rlhf.evaluation.verdict import Tone, Verdict
 from rlhf.formatting import duration, formatted, interval, mapping, number, percentage, plain_number, signed_number
 from rlhf.pipeline.report.gate_view import gate_view
-from rlhf.pipeline.report.judge_view import uncertified
 from rlhf.pipeline.report.run_data import RunRecord, StageRecord
 
 STATUS_WORDS = {"failed": "failed", "broken off": "started but did not finish", "stopped": "was stopped"}
@@ -31,13 +30,17 @@ class Headline:
 
 
 def headline(run: RunRecord) -> Headline:
-    """The main result: the verdict on each evaluation, and which stages failed; before all else, which judges are not certified."""
-    found = _outcome(run)
-    found.sentences = [*uncertified(run), *found.sentences]
+    """The main result: judges that nobody measured, the verdict on each evaluation, and which stages failed."""
+    found = _result(run)
+    by_problem: dict[str, list[str]] = {}
+    for stage in run.stages.values():
+        for problem in stage.uncertified:
+            by_problem.setdefault(problem, []).append(stage.name)
+    found.sentences[:0] = [f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in by_problem.items()]
     return found
 
 
-def _outcome(run: RunRecord) -> Headline:
+def _result(run: RunRecord) -> Headline:
     if run.running:
         return _while_running(run)
     failed = [stage for stage in run.stages.values() if stage.status in STATUS_WORDS]

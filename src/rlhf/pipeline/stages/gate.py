@@ -25,6 +25,7 @@ from rlhf.files import write_json
 from rlhf.models.folders import write_folder_aside
 from rlhf.models.sources import EMBEDDED, embedded_folder
 from rlhf.pipeline.evidence import called
+from rlhf.pipeline.judge_certificates import check_certified, uncertified_judges
 from rlhf.pipeline.manifest import now
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.gate_measurements import Contenders, measure_contenders
@@ -41,10 +42,12 @@ def run_gate(stage: GateStage, at: StageContext) -> StageOutcome:
     """Decide, carry it out, and leave the champion.
 
     Raises:
+        ConfigError: A judge has no certificate that holds, and nobody allowed that.
         GateError: The candidate failed, and later stages are not to go on; or there is no champion that they could go on from.
         UndecidedGateError: The same where the evidence says too little.
         ModelError: The candidate is no folder, or its files were changed since they were measured.
     """
+    check_certified(stage, at)
     registry = Registry(registry_folder(stage, at.run_dir))
     evidence = at.folder / FILE
     document, version = _decided_and_done(stage, at, registry, evidence)
@@ -151,6 +154,7 @@ def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str
         "confidence": stage.confidence,
         "requirements": [each.model_dump(mode="json") for each in stage.require],
         "settings": stage.model_dump(mode="json", exclude={"require", "candidate"}),
+        "uncertified_judges": [each.problem for each in uncertified_judges(stage, at)],
         "measurements": measured.to_dict(),
     }
 

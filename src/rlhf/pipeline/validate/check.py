@@ -19,6 +19,7 @@ from rlhf.pipeline.validate.draft import draft_of
 from rlhf.pipeline.validate.first_rows import check_first_rows
 from rlhf.pipeline.validate.functions import check_functions
 from rlhf.pipeline.validate.input_paths import check_places
+from rlhf.pipeline.validate.judge_review import check_judges
 from rlhf.pipeline.validate.judge_rewards import check_judge_rewards
 from rlhf.pipeline.validate.own_code import check_own_code
 from rlhf.pipeline.validate.references import check_references
@@ -126,6 +127,7 @@ def _look(review: Review) -> None:
     check_references(review)
     check_places(review)
     check_settings(review)
+    check_judges(review)
     check_resources(review)
     check_first_rows(review)
     check_judge_rewards(review)

@@ -1,4 +1,4 @@
-"""Judges among the rewards: how often they will be asked, at which price, and whether anything says how good they are."""
+"""Judges among the rewards: how often they will be asked, and at which price."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from rlhf.config.judge_requests import BYTES_OF_TOKEN, judge_requests
 from rlhf.config.judge_reward import JudgeRewardConfig, judges_inside
 from rlhf.config.rewards import training_rewards_of
 from rlhf.data.expand import prompt_of
-from rlhf.errors import RLHFError
 from rlhf.pipeline.validate.inputs import rows_inputs
 from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import read_once
 
 
 def check_judge_rewards(review: Review) -> None:
-    """Count requests and their price; warn of a limit below them, of a missing key, and of a judge without a certificate."""
+    """Count requests and their price; warn of a limit below them and of a missing key."""
     for _, stage in review.each_stage():
         specs = {place: spec for place, spec in training_rewards_of(stage) if isinstance(spec, JudgeRewardConfig)}
         for place, spec in specs.items():
             _check_keys(review, place, spec)
-            _check_certificate(review, place, spec)
         if not specs:
             continue
         counts = {rows.key: read_once(review, rows) for rows in rows_inputs(stage)}
@@ -55,13 +53,3 @@ def _check_keys(review: Review, place: str, spec: JudgeRewardConfig) -> None:
                 f"The environment variable {variable}, which holds the key of the judge, is not set; export it before the run.",
             )
 
-
-def _check_certificate(review: Review, place: str, spec: JudgeRewardConfig) -> None:
-    from rlhf.rewards.pairwise.certificate import certificate_problem  # here: only few recipes have a judge
-
-    try:
-        problem = certificate_problem(spec.judge)
-    except RLHFError as err:
-        problem = str(err)
-    if problem is not None:
-        review.note(f"{place}: {problem}")

@@ -334,8 +334,10 @@ def _check_held_out_judge(review: Review, stage: PolicyStage) -> None:
 def _check_evaluate(review: Review, stage: EvaluateStage) -> None:
     if stage.policy == stage.baseline:
         review.warn("baseline", "It is the policy itself: the win rate will be one half.")
-    if stage.pairs is not None and stage.reward_model is None:
-        review.warn("pairs", "It does nothing without reward_model, whose accuracy it is for.")
+    if stage.pairs is not None and stage.reward_model is None and "judge_accuracy" not in stage.metrics:
+        review.warn(
+            "pairs", "It does nothing without reward_model, or the metric judge_accuracy, whose accuracy it is for."
+        )
     if stage.sampling.temperature == 0 and stage.samples_per_prompt > 1:
         review.warn("samples_per_prompt", "At sampling.temperature 0 all samples of a prompt are the same.")
     seen = find_leakage(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), reads_records=review.deep)

@@ -13,7 +13,8 @@
     human_judge          these as a judge
     jury                 several judges together
     verdict_cache        verdicts on disk, so that none is asked for twice
-    certificate          whether it was measured how far a judge agrees with people
+    both_orders          each pair asked in both orders
+    certificate          what a judge's certificate is about, and what has changed since
     building             from settings to a judge
 
 The types are listed in ``rlhf.config.judges.JUDGE_TYPES``.
