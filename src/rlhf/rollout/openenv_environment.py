@@ -169,7 +169,7 @@ def open_openenv(settings: OpenEnvConfig, at: EnvironmentContext) -> OpenedEnvir
     """Ask the server what it takes, and how many sessions.
 
     Raises:
-        ConfigError: The server can't be reached, speaks something else, or forgets episodes.
+        ConfigError: The server can't be reached, or speaks something else.
         ModelError: The chat template does not say how calls are written.
     """
     limits = _limits(settings)
@@ -223,10 +223,9 @@ def count_sessions(settings: OpenEnvConfig) -> int:
     """How many episodes the server plays at a time, up to ``max_sessions``.
 
     Raises:
-        OpenEnvError: None, or it forgets an episode between two requests.
+        OpenEnvError: None.
     """
     if settings.transport == "http":
-        _check_remembers(HTTPSession(settings.source, _limits(settings)))
         return 1
     held: list[ServerSession] = []
     try:
@@ -241,18 +240,6 @@ def count_sessions(settings: OpenEnvConfig) -> int:
         for session in held:
             session.close()
     return len(held)
-
-
-def _check_remembers(session: HTTPSession) -> None:
-    """Refuse a server that makes a new environment for each request, as OpenEnv's own does over HTTP."""
-    name = f"rlhf-{uuid.uuid4().hex}"
-    session.reset({"seed": 0, "episode_id": name})
-    first, second = (session.state().get("episode_id") for _ in range(2))
-    if first != name and (first is None or first != second):
-        raise OpenEnvError(
-            "forgets an episode between two requests over HTTP: /state does not know the episode_id that /reset was given; "
-            "take `transport: websocket`"
-        )
 
 
 def read_action_schema(answer: Mapping[str, Any]) -> ActionSchema:

@@ -16,13 +16,13 @@ Source: openenv-core 0.3.0 (``openenv/core/env_server/http_server.py`` and ``typ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -106,8 +106,15 @@ class HTTPSession:
         self._limits = limits
 
     def reset(self, data: Mapping[str, Any]) -> ServerAnswer:
-        """See ``ServerSession``."""
-        return read_answer(ask(self._url, "/reset", self._limits, body=data), "/reset")
+        """See ``ServerSession``. A server that makes a new environment for each request, as OpenEnv's own does, is refused."""
+        answer = read_answer(ask(self._url, "/reset", self._limits, body=data), "/reset")
+        first, second = (self.state().get("episode_id") for _ in range(2))
+        if first != data.get("episode_id") and (first is None or first != second):
+            raise OpenEnvError(
+                "forgets an episode between two requests over HTTP: /state does not know the episode_id that /reset was given; "
+                "take `transport: websocket`"
+            )
+        return answer
 
     def step(self, action: Mapping[str, Any]) -> ServerAnswer:
         """See ``ServerSession``."""
@@ -139,7 +146,8 @@ class WebSocketSession:
         self._limits = limits
         deadline = time.monotonic() + limits.timeout_seconds
         while True:
-            self._connection = _connected(url, limits)
+            self._held = contextlib.ExitStack()
+            self._connection = _connected(url, limits, self._held)
             try:
                 self.state()  # a server that is full says so in answer to the first message
                 return
@@ -168,16 +176,18 @@ class WebSocketSession:
 
     def close(self) -> None:
         """See ``ServerSession``."""
-        try:
+        with contextlib.suppress(Exception):  # it is closed already, or the server is gone
             self._connection.send(json.dumps({"type": "close"}))
-            self._connection.close()
-        except Exception:  # it is closed already, or the server is gone
-            self._connection.close_socket()
+        with contextlib.suppress(Exception):
+            self._held.close()
 
     def _said(self, message: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
         what = str(message["type"])
+        from websockets.exceptions import ConnectionClosed
+
         with _reported(f"{what} over the websocket"):
-            self._connection.send(json.dumps(message))
+            with contextlib.suppress(ConnectionClosed):  # whoever closes says why first
+                self._connection.send(json.dumps(message))
             text = self._connection.recv(timeout=self._limits.timeout_seconds)
         if not isinstance(text, str):
             raise OpenEnvError(f"answered {what} with bytes, and not with text")
@@ -279,7 +289,7 @@ def read_answer(value: Mapping[str, Any], what: str) -> ServerAnswer:
     return ServerAnswer(observation, reward if reward is None else float(reward), any(ends))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
     """Inside, whatever the network does is an ``OpenEnvError``."""
     try:
@@ -292,15 +302,15 @@ def _reported(what: str) -> Iterator[None]:
         raise OpenEnvError(f"did not answer {what} ({type(err).__name__}: {err})") from err
 
 
-def _connected(url: str, limits: ServerLimits) -> Any:
-    """A connection to ``/ws``. The socket is ours, so that no redirect and no proxy can lead elsewhere."""
+def _connected(url: str, limits: ServerLimits, held: contextlib.ExitStack) -> Any:
+    """A connection to ``/ws``, held by the stack. The socket is ours, so that no redirect and no proxy can lead elsewhere."""
     connect = require("websockets.sync.client", extra="environments", needed_for="An OpenEnv session").connect
     parts = urlsplit(url)
     is_secure = parts.scheme == "https"
     port = parts.port or (443 if is_secure else 80)
     with _reported("a connection"):
         made = socket.create_connection((str(parts.hostname), port), timeout=limits.timeout_seconds)
-        return connect(
+        opened = connect(
             f"{'wss' if is_secure else 'ws'}{url[len(parts.scheme) :]}/ws",
             sock=made,
             ssl=ssl.create_default_context() if is_secure else None,
@@ -309,3 +319,4 @@ def _connected(url: str, limits: ServerLimits) -> Any:
             max_size=limits.max_response_bytes,
             compression=None,
         )
+        return held.enter_context(opened)

@@ -39,7 +39,8 @@ def _with_kind(value: Any) -> Any:
         return {"kind": first, "source": value}
     if not isinstance(value, Mapping):
         return value
-    if (kind := value.get("kind")) in NOT_A_KIND:
+    kind = value.get("kind")
+    if isinstance(kind, str) and kind in NOT_A_KIND:
         raise ValueError(NOT_A_KIND[kind])
     return value if "kind" in value else {"kind": first, **value}
 

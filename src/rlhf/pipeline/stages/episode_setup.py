@@ -143,8 +143,9 @@ def open_episodes(
             ),
         )
         speaks_first = opened.speaks_first
-        if speaks_first and has_messages:
-            speaks_first = _has_first_words(opened, prompts[0], settings.timeout_seconds)
+        if speaks_first and prompts and (has_messages or opened.sessions is not None):
+            has_words = _has_first_words(opened, prompts[0], settings.timeout_seconds)
+            speaks_first = has_words or not has_messages
     for note in opened.notes:
         at.log.write("note", message=f"environment: {note}")
         at.log.say(f"  environment: {note}")

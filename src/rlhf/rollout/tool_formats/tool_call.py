@@ -56,7 +56,7 @@ def read_object(text: str, what: str, wanted: Mapping[str, type]) -> dict[str, A
         raise MalformedCallError(f"{what} must be a JSON object with {keys}, and nothing else.")
     for key, kind in wanted.items():
         if not isinstance(value[key], kind):
-            name = {str: "a text", dict: "an object"}[kind]
+            name = "a text" if kind is str else "an object"
             raise MalformedCallError(f"{key!r} of {what} must be {name}.")
     return value
 
