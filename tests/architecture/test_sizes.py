@@ -82,7 +82,7 @@ OF_ONE_THING = set(
     "best_of_n calculator capabilities distill dpo gate grpo kto neftune offline online_dpo pass_at_k ppo prm reference_free sft supervised "
     "trpo evaluate "
     # models and what is scored: settings, losses, models, trainers, scorers
-    "environment functions kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards steps "
+    "functions kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards steps "
     "value vllm "
     # settings or a command, and what they are of
     "assets comparison guards guidelines held_out judges memory people plan registry run runs threads "

@@ -70,10 +70,6 @@ class Environment(Protocol):
         ...
 
 
-EnvironmentFactory = Callable[[], Environment]
-"""Makes the environment of one episode."""
-
-
 class EnvironmentSession:
     """What an environment of another interface may have besides: base of the wrappers of this library."""
 
@@ -94,6 +90,11 @@ class EnvironmentSession:
 
     def close(self) -> None:
         """Give back what the episode holds; called also for one that failed."""
+
+
+AnyEnvironment = Environment | EnvironmentSession
+EnvironmentFactory = Callable[[], AnyEnvironment]
+"""Makes the environment of one episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.rollout.asked_turns import AskedTurns, FirstTurns, SoFar
 from rlhf.rollout.environments import (
-    Environment,
+    AnyEnvironment,
     EnvironmentFactory,
     EnvironmentFailedError,
     EnvironmentSession,
@@ -43,7 +43,7 @@ class Episode:
     prompt: Prompt
     sample: int
     """Which of its prompt's."""
-    environment: Environment | None = None
+    environment: AnyEnvironment | None = None
     """None before it was first spoken to, and where it hangs."""
     opening: list[int] = field(default_factory=list)
     """Ids of what the environment said before the policy did; the first of the tokens."""
@@ -257,8 +257,8 @@ class EpisodeEngine:
             so_far = [SoFar(episode.name, episode.context) for episode in live]
             seed = derive_seed(ask.seed, "turn", turn)
             said = [one for (one,) in ask.turns(so_far, rooms, num_samples=1, seed=seed)]
-        with_session = [episode for episode in episodes if isinstance(episode.environment, EnvironmentSession)]
-        calls.map(lambda episode, one: self._close(episode, one, calls), with_session)
+        with_session = [(e, e.environment) for e in episodes if isinstance(e.environment, EnvironmentSession)]
+        calls.map(lambda pair, one: self._close(pair[0], pair[1], one, calls), with_session)
 
     def _open(self, episode: Episode, calls: TimedCalls, all_calls: ParallelCalls, *, limit: int) -> None:
         """Hear what the environment says first; where it fails, the episode goes on to its first turn without it."""
@@ -271,7 +271,7 @@ class EpisodeEngine:
         episode.hear(ids)
 
     def _reset(self, episode: Episode, calls: TimedCalls) -> str | None:
-        environment: Environment = calls("making the environment", self.environment)
+        environment: AnyEnvironment = calls("making the environment", self.environment)
         words = calls("the environment's reset", lambda: environment.reset(episode.prompt))
         episode.environment = environment
         return words if isinstance(environment, EnvironmentSession) else None
@@ -341,10 +341,10 @@ class EpisodeEngine:
                 f"{episode.sample}): {err}. Raise environment.timeout_seconds, or fix the environment."
             ) from err
 
-    def _close(self, episode: Episode, calls: TimedCalls, all_calls: ParallelCalls) -> None:
+    def _close(
+        self, episode: Episode, session: EnvironmentSession, calls: TimedCalls, all_calls: ParallelCalls
+    ) -> None:
         """The environment's last reward, and its end; what goes wrong while it is closed changes nothing any more."""
-        session = episode.environment
-        assert isinstance(session, EnvironmentSession)
         if episode.error is None:
             what = "the environment's last reward"
 
@@ -353,7 +353,7 @@ class EpisodeEngine:
                 return 0.0 if reward is None else checked_number(what, "number", reward)
 
             episode.reward += self._try(episode, calls, all_calls, finish) or 0.0
-        if episode.environment is None:  # it hangs
+        if episode.environment is not session:  # it hangs
             return
         with contextlib.suppress(EnvironmentFailedError):
             calls("closing the environment", session.close)

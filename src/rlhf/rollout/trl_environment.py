@@ -64,7 +64,8 @@ class TRLToolBox:
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         """See ``ToolBox``."""
-        return tool_schemas(type(self._instance))
+        cls: Any = type(self._instance)
+        return tool_schemas(cls)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
         """See ``ToolBox``. What a method raises is told to the policy, as TRL does."""
@@ -101,7 +102,7 @@ class TRLToolBox:
 
 
 @functools.cache
-def tool_schemas(cls: type) -> tuple[dict[str, Any], ...]:
+def tool_schemas(cls: Any) -> tuple[dict[str, Any], ...]:
     """JSON schemas of a class's public methods, as TRL and transformers read them.
 
     Raises:
@@ -130,11 +131,12 @@ def check_class(name: str, cls: Any, *, is_rewarded: bool) -> None:
     Raises:
         ConfigError: Naming what it lacks.
     """
-    if not inspect.isclass(cls):
+    if not isinstance(cls, type):
         raise ConfigError(f"{name} is a {type(cls).__name__}; wanted a class with reset(**row) and tools.")
-    if not inspect.isfunction(getattr(cls, "reset", None)):
+    reset = getattr(cls, "reset", None)
+    if not inspect.isfunction(reset):
         raise ConfigError(f"The class {name} has no reset; wanted reset(**row), which returns a text or None.")
-    takes = list(inspect.signature(cls.reset).parameters.values())[1:]
+    takes = list(inspect.signature(reset).parameters.values())[1:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes) and "prompt" not in {
         p.name for p in takes
     }:
@@ -145,7 +147,8 @@ def check_class(name: str, cls: Any, *, is_rewarded: bool) -> None:
         raise ConfigError(
             f"The class {name} has no get_reward(), and the recipe no `reward:`; nothing would say how good an episode is. Add one of the two."
         )
-    if not tool_schemas(cls):
+    offered = tool_schemas(cls)
+    if not offered:
         raise ConfigError(f"The class {name} has no tools; a public method other than {' and '.join(RESERVED)} is one.")
 
 
@@ -183,7 +186,7 @@ def _chosen(classes: Mapping[str, Any], columns: Mapping[str, Any], *, is_routed
     if not is_routed:
         return classes[""]
     name = columns.get(ROUTE)
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         near = did_you_mean(name, classes) if isinstance(name, str) else ""
         raise ConfigError(
             f"A row's column {ROUTE!r} is {name!r}, and environment.source has the names {', '.join(classes)}.{near}"

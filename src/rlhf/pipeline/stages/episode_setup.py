@@ -72,6 +72,7 @@ class Episodes:
     def engine(self) -> EpisodeEngine:
         """Plays the episodes."""
         settings = self.stage.environment
+        assert settings is not None, "episodes have an environment"
         return EpisodeEngine(
             build_engine(self.policy, self.stage.engine, autocast=self.stage.autocast),
             self.opened.make,

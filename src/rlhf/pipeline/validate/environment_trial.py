@@ -34,7 +34,9 @@ MOST_CALLS = 6
 
 def check_environment_trial(review: Review, stage: PolicyStage) -> None:
     """Try a stage's environment; where its files or rows are made by an earlier stage, only what can be tried without them."""
-    settings: EnvironmentBase = stage.environment
+    settings: EnvironmentBase | None = stage.environment
+    if settings is None:
+        return
     row = _first_row(review, stage)
     is_later = any(names is not Names.FUNCTION and STAGE.match(text) for _, text, names in named_things(settings))
     if is_later:

@@ -164,8 +164,10 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
 
 def _check_parts(review: Review, stage: Stage) -> None:
     """An interpreter or a package that is not there is better known now than when the stage before has trained for a day."""
-    for key, part in {**engines_of(stage), **environments_of(stage)}.items():
-        for setting, message, kind in part.missing():
+    engines = [(key, engine.missing()) for key, engine in engines_of(stage).items()]
+    others = [(key, environment.missing()) for key, environment in environments_of(stage).items()]
+    for key, lacks in (*engines, *others):
+        for setting, message, kind in lacks:
             review.error(f"{key}.{setting}", message, kind)
 
 
