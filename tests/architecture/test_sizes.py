@@ -82,7 +82,7 @@ OF_ONE_THING = set(
     "best_of_n calculator capabilities distill dpo gate grpo judge_rows kto neftune offline online_dpo pass_at_k ppo prm reference_free sft "
     "supervised trpo evaluate "
     # models and what is scored: settings, losses, models, trainers, scorers
-    "environment functions judge_reward kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards "
+    "functions judge_reward kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards "
     "search steps "
     "value vllm "
     # settings or a command, and what they are of

@@ -177,7 +177,7 @@ def _marker(annotation: Any) -> Names | None:
 SHORT_FORMS = {
     **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher", "candidate"), "path"),
     "engine": "kind",
-    "environment": "factory",
+    "environment": "source",
     **dict.fromkeys(("data", "prompts"), "path"),
 }
 """Sections that may be written as one text, and the key that the text is the value of: ``model: PATH`` is ``model: {path: PATH}``."""

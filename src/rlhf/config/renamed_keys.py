@@ -17,5 +17,6 @@ RENAMED: Mapping[str, Sequence[str]] = {
     "hinge_margin": ["margin"],
     "use_confidence": ["use_label_probability"],
     "length_normalised": ["length_normalized"],
+    "factory": ["environment.source"],
 }
 """Old key to the new ones."""

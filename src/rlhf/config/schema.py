@@ -16,6 +16,7 @@ from rlhf.config import recipe, stages
 from rlhf.config.base import BaseConfig
 from rlhf.config.descriptions import described_fields
 from rlhf.config.engines import ENGINE_KINDS
+from rlhf.config.environments import ENVIRONMENT_KINDS
 from rlhf.config.methods import as_settings, method_behind
 from rlhf.config.rewards import REWARD_KINDS
 from rlhf.errors import UnknownNameError, look_up
@@ -53,10 +54,10 @@ def class_to_describe(name: str | None) -> type[BaseConfig]:
     Raises:
         UnknownNameError: There is no kind of that name.
     """
-    parts = {kind.kind_name(): kind for kind in (*REWARD_KINDS, *ENGINE_KINDS)}
+    parts = {kind.kind_name(): kind for kind in (*REWARD_KINDS, *ENGINE_KINDS, *ENVIRONMENT_KINDS)}
     if name is None or name in stage_classes() or method_behind(name, stage_classes()) is not None:
         return settings_class(name)
-    return look_up({**stage_classes(), **parts}, name, kind="stage kind, kind of reward or engine")
+    return look_up({**stage_classes(), **parts}, name, kind="stage kind, kind of reward, engine or environment")
 
 
 def describe_settings(owner: type[BaseModel]) -> str:

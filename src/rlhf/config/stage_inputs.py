@@ -11,7 +11,7 @@ from pydantic_core import PydanticKnownError
 from typing_extensions import override
 
 from rlhf.config.base import InputPath, Kind
-from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.environments import EnvironmentSpec
 from rlhf.config.formulas import Formula
 from rlhf.config.lost_fields import LostField
 from rlhf.config.method_hints import MethodHints

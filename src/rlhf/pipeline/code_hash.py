@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import rlhf
 from rlhf.config.base import Names, named_things
 from rlhf.config.engines import engines_of
+from rlhf.config.environments import environments_of
 from rlhf.config.judges import judges_of
 from rlhf.config.rewards import rewards_of
 from rlhf.config.search import strategies_of
@@ -53,6 +54,7 @@ def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
     modules |= {engine.builds.partition(":")[0] for engine in engines_of(stage).values()}
     modules |= {judge.builds.partition(":")[0] for judge in judges_of(stage)}
     modules |= {strategy.module for strategy in strategies_of(stage) if strategy.module}
+    modules |= {environment.builds.partition(":")[0] for environment in environments_of(stage).values()}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))
 

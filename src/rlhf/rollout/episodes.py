@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, TrainingError
+from rlhf.rollout.asked_turns import AskedTurns, FirstTurns, SoFar
 from rlhf.rollout.environments import (
-    Environment,
+    AnyEnvironment,
     EnvironmentFactory,
     EnvironmentFailedError,
+    EnvironmentSession,
+    ParallelCalls,
     TimedCalls,
     Turn,
+    checked_number,
     checked_turn,
 )
 from rlhf.rollout.stopping import completion_texts
@@ -23,16 +31,9 @@ from rlhf.rollout.turns import Turns
 from rlhf.rollout.types import Completion, EngineHealth, FinishReason, PromptLike, RolloutEngine
 from rlhf.seeds import derive_seed
 
+Result = TypeVar("Result")
 MAX_HUNG = 3
 """Calls to environments that may hang in one rollout, each for the whole time limit, before the run is stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class SoFar:
-    """An episode up to here, as a prompt for its next turn."""
-
-    id: str
-    ids: list[int]
 
 
 @dataclass(slots=True)
@@ -40,10 +41,12 @@ class Episode:
     """The turns so far."""
 
     prompt: Prompt
-    first: Completion
-    """The policy's first turn; names the sample."""
-    environment: Environment | None = None
-    """None before it was first spoken to."""
+    sample: int
+    """Which of its prompt's."""
+    environment: AnyEnvironment | None = None
+    """None before it was first spoken to, and where it hangs."""
+    opening: list[int] = field(default_factory=list)
+    """Ids of what the environment said before the policy did; the first of the tokens."""
     tokens: list[int] = field(default_factory=list)
     scored: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -55,6 +58,11 @@ class Episode:
     error: str | None = None
     finish_reason: FinishReason | None = None
     """None while it continues."""
+
+    @property
+    def name(self) -> str:
+        """Of the prompt and the sample."""
+        return f"{self.prompt.id}#{self.sample}"
 
     @property
     def context(self) -> list[int]:
@@ -83,7 +91,7 @@ class Episode:
         assert self.finish_reason is not None, "an episode that goes on is not a completion"
         return Completion(
             prompt_id=self.prompt.id,
-            sample=self.first.sample,
+            sample=self.sample,
             tokens=self.tokens,
             logprobs=self.logprobs,
             sampling_logprobs=self.sampling_logprobs,
@@ -102,7 +110,8 @@ class EpisodeEngine:
     """See ``rlhf.rollout.types.RolloutEngine``; a completion is an episode, observations included.
 
     Every turn of every live episode goes to the engine inside in one call. Turn t of a sample has its own seed, and an
-    engine gives the beginning of the same sample under a lower limit, so an episode does not depend on the others.
+    engine gives the beginning of the same sample under a lower limit, so an episode does not depend on the others, nor on how many are
+    played at a time.
 
     An episode ends when the environment ends it ("done"); at a limit of tokens or turns ("length"); and, in plain text,
     when the policy ends its text ("eos"): in a conversation the same token only ends its turn. The environment hears every
@@ -120,6 +129,9 @@ class EpisodeEngine:
         max_observation_tokens: int = 256,
         role: str = "user",
         timeout_seconds: float = 60.0,
+        speaks_first: bool = False,
+        sessions: int | None = None,
+        parallel: int = 1,
     ) -> None:
         """Wrap an engine.
 
@@ -132,6 +144,9 @@ class EpisodeEngine:
             max_observation_tokens: A longer observation loses its end.
             role: Who says observations in a conversation.
             timeout_seconds: For one answer of an environment.
+            speaks_first: The environment may say something before the policy does; conversations were cut there (``Turns.split``).
+            sessions: Episodes at a time; None for all.
+            parallel: Calls to environments at a time.
         """
         for name, limit in (("max_turns", max_turns), ("max_turn_tokens", max_turn_tokens or 1)):
             if limit < 1:
@@ -142,6 +157,9 @@ class EpisodeEngine:
         self.max_turns = max_turns
         self.max_turn_tokens = max_turn_tokens
         self.timeout_seconds = timeout_seconds
+        self.speaks_first = speaks_first
+        self.sessions = sessions
+        self.parallel = parallel
         self._turns = Turns(tokenizer, role=role, max_observation_tokens=max_observation_tokens)
 
     @property
@@ -193,86 +211,73 @@ class EpisodeEngine:
         whole = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
         if len(whole) < len(prompts):
             raise ConfigError("Environments are given whole prompts; ask with objects of rlhf.data.contracts.Prompt.")
-        limit = sampling.max_new_tokens
-        at_first = sampling.updated(max_new_tokens=min(limit, self.max_turn_tokens or limit))
-        groups = [
-            [Episode(prompt, completion) for completion in group]
-            for prompt, group in zip(
-                whole,
-                self.engine.generate(
-                    prompts, num_samples=num_samples, sampling=at_first, seed=seed, rollout_index=rollout_index
-                ),
-                strict=True,
-            )
-        ]
-        live = [episode for group in groups for episode in group]
-        said = [episode.first for episode in live]
-        fits = max((len(prompt.ids) for prompt in prompts), default=0) + limit
-        with TimedCalls(self.timeout_seconds) as calls:
-            for turn in range(1, self.max_turns + 1):
-                for episode, completion in zip(live, said, strict=True):
-                    self._take_turns(episode, completion, calls, limit=limit, is_last=turn == self.max_turns)
-                live = [episode for episode in live if episode.finish_reason is None]
-                if not live:
-                    break
-                said = self._ask(
-                    live, sampling, fits=fits, seed=derive_seed(seed, "turn", turn), rollout_index=rollout_index
-                )
+        times = Counter(prompt.id for prompt in whole)
+        seen: Counter[str] = Counter()
+        groups = []
+        for prompt in whole:  # one that comes twice goes on counting
+            first = num_samples * seen[prompt.id]
+            groups.append([Episode(prompt, sample) for sample in range(first, first + num_samples)])
+            seen[prompt.id] += 1
+        episodes = [episode for group in groups for episode in group]
+        longest = max((len(prompt.ids) for prompt in prompts), default=0)
+        ask = AskedTurns(
+            self.engine,
+            self.tokenizer,
+            sampling,
+            fits=longest + sampling.max_new_tokens,
+            seed=seed,
+            rollout_index=rollout_index,
+            max_turn_tokens=self.max_turn_tokens,
+        )
+        firsts = FirstTurns(ask, num_samples, times)
+        with ParallelCalls(self.timeout_seconds, parallel=self.parallel) as calls:
+            for start in range(0, len(episodes), self.sessions or max(len(episodes), 1)):
+                self._play(episodes[start : start + (self.sessions or len(episodes))], ask, firsts, calls)
         return [self._completions(prompt, group) for prompt, group in zip(whole, groups, strict=True)]
 
-    def _ask(
-        self, live: Sequence[Episode], sampling: SamplingConfig, *, fits: int, seed: int, rollout_index: int
-    ) -> list[Completion]:
-        """The next turn of every live episode, each cut to its own limit.
-
-        They go in one call under the largest limit. Those that would not fit into ``fits`` tokens, the longest prompt with
-        its limit, which the engine has accepted, go in a further one under a lower limit.
-        """
-        rooms = {place: self._room(episode, sampling) for place, episode in enumerate(live)}
-        said: dict[int, Completion] = {}
-        while len(said) < len(live):
-            waiting = [place for place in rooms if place not in said]
-            limit = max(rooms[place] for place in waiting)
-            together = [place for place in waiting if len(live[place].context) + limit <= fits]
-            asked = [
-                SoFar(f"{live[place].prompt.id}#{live[place].first.sample}", live[place].context) for place in together
-            ]
-            groups = self.engine.generate(
-                asked,
-                num_samples=1,
-                sampling=sampling.updated(max_new_tokens=limit),
-                seed=seed,
-                rollout_index=rollout_index,
+    def _play(self, episodes: Sequence[Episode], ask: AskedTurns, firsts: FirstTurns, calls: ParallelCalls) -> None:
+        """Episodes from their start to their end, side by side."""
+        limit = ask.sampling.max_new_tokens
+        if self.speaks_first:
+            calls.map(lambda episode, one: self._open(episode, one, calls, limit=limit), episodes)
+        said = firsts.of(episodes)
+        live = list(episodes)
+        for turn in range(1, self.max_turns + 1):
+            for episode, completion in zip(live, said, strict=True):
+                episode.say(completion)
+            answers = calls.map(
+                lambda pair, one: self._answer(pair[0], pair[1], one, calls), list(zip(live, said, strict=True))
             )
-            for place, (completion,) in zip(together, groups, strict=True):
-                said[place] = self._cut(live[place], completion, rooms[place])
-        return [said[place] for place in rooms]
+            for episode, completion, answer in zip(live, said, answers, strict=True):
+                self._go_on(episode, completion, answer, limit=limit, is_last=turn == self.max_turns)
+            live = [episode for episode in live if episode.finish_reason is None]
+            if not live:
+                break
+            rooms = [ask.room(episode) for episode in live]
+            so_far = [SoFar(episode.name, episode.context) for episode in live]
+            seed = derive_seed(ask.seed, "turn", turn)
+            said = [one for (one,) in ask.turns(so_far, rooms, num_samples=1, seed=seed)]
+        with_session = [(e, e.environment) for e in episodes if isinstance(e.environment, EnvironmentSession)]
+        calls.map(lambda pair, one: self._close(pair[0], pair[1], one, calls), with_session)
 
-    def _room(self, episode: Episode, sampling: SamplingConfig) -> int:
-        """Tokens that an episode's next turn may have."""
-        left = sampling.max_new_tokens - len(episode.tokens)
-        return min(left, self.max_turn_tokens or left)
+    def _open(self, episode: Episode, calls: TimedCalls, all_calls: ParallelCalls, *, limit: int) -> None:
+        """Hear what the environment says first; where it fails, the episode goes on to its first turn without it."""
+        words = self._try(episode, calls, all_calls, lambda: self._reset(episode, calls)) or ""
+        ids = self._turns.opening(episode.prompt, words)
+        if len(ids) >= limit:
+            episode.error = f"the environment's reset said {len(ids)} tokens, and sampling.max_new_tokens, which counts them, is {limit}"
+            ids = ids[: limit - 1]
+        episode.opening = ids
+        episode.hear(ids)
 
-    def _cut(self, episode: Episode, completion: Completion, room: int) -> Completion:
-        """A turn as it would have come under its own limit."""
-        if len(completion.tokens) <= room:
-            return completion
-        tokens, sampling_logprobs = completion.tokens[:room], completion.sampling_logprobs
-        return Completion(
-            prompt_id=completion.prompt_id,
-            sample=completion.sample,
-            tokens=tokens,
-            logprobs=completion.logprobs[:room],
-            sampling_logprobs=None if sampling_logprobs is None else sampling_logprobs[:room],
-            finish_reason="length",
-            weight_version=completion.weight_version,
-            text=completion_texts(self.tokenizer, episode.context, [tokens])[0],
-        )
+    def _reset(self, episode: Episode, calls: TimedCalls) -> str | None:
+        environment: AnyEnvironment = calls("making the environment", self.environment)
+        words = calls("the environment's reset", lambda: environment.reset(episode.prompt))
+        episode.environment = environment
+        return words if isinstance(environment, EnvironmentSession) else None
 
-    def _take_turns(self, episode: Episode, said: Completion, calls: TimedCalls, *, limit: int, is_last: bool) -> None:
-        """The policy's turn and the environment's response, or the end of the episode."""
-        episode.say(said)
-        answer = self._answer(episode, said.text, calls)
+    def _go_on(self, episode: Episode, said: Completion, answer: Turn | None, *, limit: int, is_last: bool) -> None:
+        """The environment's response to a turn, or the end of the episode."""
         if answer is None:  # nothing is known of how it would have gone on
             episode.finish_reason = said.finish_reason
             return
@@ -286,34 +291,77 @@ class EpisodeEngine:
         elif is_last or len(episode.tokens) >= limit:
             episode.finish_reason = "length"
         else:
-            ids = self._turns.ids(episode.prompt, answer.observation, last=episode.tokens[-1])
+            if answer.results:
+                ids = self._turns.tool_ids(episode.prompt, answer.results, ended=said.finish_reason == "eos")
+            else:
+                ids = self._turns.ids(episode.prompt, answer.observation, last=episode.tokens[-1])
             if len(episode.tokens) + len(ids) < limit:
                 episode.hear(ids)
             else:  # there would be no room for an answer
                 episode.finish_reason = "length"
 
-    def _answer(self, episode: Episode, text: str, calls: TimedCalls) -> Turn | None:
-        """None if the environment failed; the reason is recorded in the episode.
+    def _answer(self, episode: Episode, said: Completion, calls: TimedCalls, all_calls: ParallelCalls) -> Turn | None:
+        """None if the environment failed, now or before; the reason is recorded in the episode."""
+        if episode.error is not None:
+            return None
+        what = f"the environment's step, in turn {episode.turns},"
+
+        def step() -> Turn:
+            if episode.environment is None and self._reset(episode, calls):
+                raise EnvironmentFailedError(
+                    "the environment's reset returned a text, and it returned none for the first prompt; it must do one of the two"
+                )
+            speaker = episode.environment
+            assert speaker is not None
+            has_marks = isinstance(speaker, EnvironmentSession) and speaker.reads_special_tokens
+            text = str(self.tokenizer.decode(said.tokens, skip_special_tokens=False)) if has_marks else said.text
+            return checked_turn(what, calls(what, lambda: speaker.step(text)))
+
+        return self._try(episode, calls, all_calls, step)
+
+    def _try(
+        self, episode: Episode, calls: TimedCalls, all_calls: ParallelCalls, action: Callable[[], Result]
+    ) -> Result | None:
+        """What the action gives; None where the environment fails, and then the episode holds the reason.
 
         Raises:
             TrainingError: Too many hung.
         """
+        hung = calls.num_hung
         try:
-            if episode.environment is None:
-                environment: Environment = calls("making the environment", self.environment)
-                calls("the environment's reset", lambda: environment.reset(episode.prompt))
-                episode.environment = environment
-            speaker, what = episode.environment, f"the environment's step, in turn {episode.turns},"
-            return checked_turn(what, calls(what, lambda: speaker.step(text)))
+            return action()
         except EnvironmentFailedError as err:
             episode.error = str(err)
-            if calls.num_hung < MAX_HUNG:
+            if calls.num_hung > hung:
+                episode.environment = None  # whatever is asked of it would hang, too
+            if all_calls.num_hung < MAX_HUNG:
                 return None
             raise TrainingError(
-                f"{calls.num_hung} environments of one rollout hung; the last, of prompt {episode.prompt.id!r} (completion "
-                f"{episode.first.sample}): {err}. Raise environment.timeout_seconds, or fix the environment."
+                f"{all_calls.num_hung} environments of one rollout hung; the last, of prompt {episode.prompt.id!r} (completion "
+                f"{episode.sample}): {err}. Raise environment.timeout_seconds, or fix the environment."
             ) from err
 
+    def _close(
+        self, episode: Episode, session: EnvironmentSession, calls: TimedCalls, all_calls: ParallelCalls
+    ) -> None:
+        """The environment's last reward, and its end; what goes wrong while it is closed changes nothing any more."""
+        if episode.error is None:
+            what = "the environment's last reward"
+
+            def finish() -> float:
+                reward = calls(what, session.finish)
+                return 0.0 if reward is None else checked_number(what, "number", reward)
+
+            episode.reward += self._try(episode, calls, all_calls, finish) or 0.0
+        if episode.environment is not session:  # it hangs
+            return
+        with contextlib.suppress(EnvironmentFailedError):
+            calls("closing the environment", session.close)
+
     def _completions(self, prompt: Prompt, group: Sequence[Episode]) -> list[Completion]:
-        texts = completion_texts(self.tokenizer, prompt.ids, [episode.tokens for episode in group])
+        """Their texts begin with what the policy said first."""
+        texts: list[str] = []
+        for opening, those in itertools.groupby(group, key=lambda episode: episode.opening):
+            after = [episode.tokens[len(opening) :] for episode in those]
+            texts += completion_texts(self.tokenizer, [*prompt.ids, *opening], after)
         return [episode.completion(text) for episode, text in zip(group, texts, strict=True)]

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from rlhf.config.base import SHORT_FORMS, apply_overrides
 from rlhf.config.engines import EngineSpec
-from rlhf.config.environment import EnvironmentSpec
+from rlhf.config.environments import EnvironmentSpec
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig

@@ -27,6 +27,8 @@ NAMES_NOTHING = {
     "JudgeBase.name": "a word for results",
     "ModelConfig.init": "settings of transformers; weights are drawn",
     "ModelConfig.revision": "a version on the hub, which names no file here",
+    "OpenEnvConfig.observation_field": "a key of what a server answers",
+    "OpenEnvConfig.reset_columns": "columns of rows",
     "PromptedJudgeConfig.cache": "a file that is written; no result depends on it",
     "RewardBase.name": "a word for metrics",
 }
@@ -95,12 +97,13 @@ def test_exceptions_are_fields_without_a_marker():
 def test_the_search_knows_the_settings_that_name_something():
     marked = {place: marker(field) for place, field in FIELDS.items() if marker(field) is not None}
     assert {place for place, kind in marked.items() if kind is Names.FUNCTION} == {
-        "EnvironmentConfig.factory",
         "FunctionJudgeConfig.function",
         "FunctionRewardConfig.function",
         "OwnRequirement.function",
         "PreferencesStage.annotator",
+        "PythonEnvironmentConfig.source",
         "StepLabelsStage.labeler",
+        "TRLEnvironmentConfig.source",
     }
     assert {
         "DataInputs.data",

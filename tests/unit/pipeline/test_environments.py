@@ -31,7 +31,7 @@ def tree(folder, **changes):
         "sampling": {"max_new_tokens": 16}, "seed": 3, **changes,
     }  # fmt: skip
     stage["environment"] = {"max_turn_tokens": 5, **(
-        {"factory": stage["environment"]} if isinstance(stage["environment"], str) else stage["environment"]
+        {"source": stage["environment"]} if isinstance(stage["environment"], str) else stage["environment"]
     )}  # fmt: skip
     return {"name": "run", "output_dir": str(folder), "threads": 1, "stages": {"policy": stage}}
 
@@ -63,13 +63,13 @@ def test_ppo_takes_an_environment_too(tmp_path):
 
 
 def test_arguments_reach_the_environment(tmp_path):
-    first = run(tmp_path, environment={"factory": f"{OURS}:Moody", "arguments": {"pay": 0.0}})[0]
+    first = run(tmp_path, environment={"source": f"{OURS}:Moody", "arguments": {"pay": 0.0}})[0]
     assert first["reward/environment"] == 0.0
 
 
 def test_an_environment_that_always_fails_stops_the_run_by_sample_and_turn(tmp_path):
     with pytest.raises(RewardError, match=r"prompt '.+' \(completion 0\): .*turn 1, .*ValueError: not today"):
-        run(tmp_path, environment={"factory": f"{OURS}:Moody", "arguments": {"fails": True}})
+        run(tmp_path, environment={"source": f"{OURS}:Moody", "arguments": {"fails": True}})
 
 
 def test_a_reward_may_be_left_out_only_where_an_environment_gives_some():
@@ -91,11 +91,11 @@ def test_a_class_is_named_as_a_function_is():
 @pytest.mark.parametrize(
     ("environment", "key", "message"),
     [
-        ({"factory": "rlhf.rollout.calculator:Calculater"}, "environment.factory", "Did you mean 'Calculator'"),
-        ({"factory": CALCULATOR, "arguments": {"colum": "x"}}, "environment.arguments", "takes no argument 'colum'"),
-        ({"factory": f"{OURS}:Needy"}, "environment.arguments", "needs level, seed"),
-        ({"factory": f"{OURS}:Mute"}, "environment.factory", "has no step; an environment has reset(prompt)"),
-        ({"factory": "rlhf.rollout.turns:Turns"}, "environment.factory", "has no reset and no step"),
+        ({"source": "rlhf.rollout.calculator:Calculater"}, "environment.source", "Did you mean 'Calculator'"),
+        ({"source": CALCULATOR, "arguments": {"colum": "x"}}, "environment.arguments", "takes no argument 'colum'"),
+        ({"source": f"{OURS}:Needy"}, "environment.arguments", "needs level, seed"),
+        ({"source": f"{OURS}:Mute"}, "environment.source", "has no step; an environment has reset(prompt)"),
+        ({"source": "rlhf.rollout.turns:Turns"}, "environment.source", "has no reset and no step"),
     ],
 )
 def test_validate_finds_what_the_environment_lacks(tmp_path, environment, key, message):

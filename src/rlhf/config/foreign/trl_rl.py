@@ -90,7 +90,7 @@ GROUPS: dict[str, Entry] = {
     **no("chat_template_kwargs", "from a column of that name in the rows"),
     **no(
         "max_tool_calling_iterations tools environment_factory rollout_func",
-        "tools are an `environment` (docs/environments.md)",
+        "tools are an `environment`; a class of `environment_factory` is its `source` with `kind: trl` (docs/environments.md)",
     ),
 }  # fmt: skip
 GRPO: dict[str, Entry] = {

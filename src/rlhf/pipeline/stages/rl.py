@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
@@ -14,7 +13,8 @@ from rlhf.formatting import rounded
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, ReferenceModel, build_reference
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward, seed_of
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.episode_setup import open_episodes
 from rlhf.pipeline.stages.inputs import (
     ROWS_FOR_SELF_CHECK,
     choose_path,
@@ -27,11 +27,7 @@ from rlhf.pipeline.stages.inputs import (
 from rlhf.pipeline.stages.train import train
 from rlhf.rewards.environment import with_environment
 from rlhf.rewards.factory import build_reward
-from rlhf.rewards.functions import load_function
 from rlhf.rewards.types import Scorer, listen
-from rlhf.rollout.engines import build_engine
-from rlhf.rollout.episodes import EpisodeEngine
-from rlhf.rollout.types import RolloutEngine
 
 
 def run_rl(stage: Any, at: StageContext) -> StageOutcome:
@@ -54,10 +50,15 @@ def train_rl(
     """
     scorer = _build_scorer(stage, policy, at)
     listen(scorer, at.log.alarm)
+    eval_prompts = read_eval_prompts(stage, policy, at)
+    episodes = open_episodes(stage, policy, at, prompts)
+    engine = None
+    if episodes is not None:
+        prompts, eval_prompts, engine = episodes.prepared(prompts), episodes.prepared(eval_prompts), episodes.engine()
     result, metrics = train(
         stage, at, policy, prompts, scorer,
         reference=_open_reference(stage, policy, at),
-        judge=_open_judge(stage, at), eval_prompts=read_eval_prompts(stage, policy, at), engine=open_engine(stage, policy, at), name=stage.kind,
+        judge=_open_judge(stage, at), eval_prompts=eval_prompts, engine=engine, name=stage.kind,
         ptx=language_model_term(stage, policy, at), **named,
     )  # fmt: skip
     save_model(policy, stage, at, metrics)
@@ -87,24 +88,6 @@ def open_policy_and_prompts(stage: PolicyStage | DistillStage, at: StageContext)
     rows = [Group(prompt.ids, [Branch(prompt.ids[-1:])]) for prompt in prompts[:ROWS_FOR_SELF_CHECK]]
     choose_path(policy, rows, at)
     return policy, prompts
-
-
-def open_engine(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> RolloutEngine | None:
-    """The sampler of a stage whose completions are episodes; None for the trainer's own."""
-    if stage.environment is None:
-        return None
-    environment = stage.environment
-    make = load_function(environment.factory)
-    return EpisodeEngine(
-        build_engine(policy, stage.engine, autocast=stage.autocast),
-        functools.partial(make, **resolved(environment.arguments, at)),
-        policy.tokenizer,
-        max_turns=environment.max_turns,
-        max_turn_tokens=environment.max_turn_tokens,
-        max_observation_tokens=environment.max_observation_tokens,
-        role=environment.role,
-        timeout_seconds=environment.timeout_seconds,
-    )
 
 
 def _open_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Reference:

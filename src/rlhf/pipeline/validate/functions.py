@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.environment import EnvironmentConfig
+from rlhf.config.environments import PythonEnvironmentConfig
 from rlhf.config.reasoning_stages import StepLabelsStage
 from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig, rewards_of
 from rlhf.config.stages import PolicyStage, PreferencesStage, Stage
@@ -24,7 +24,7 @@ from rlhf.pipeline.validate.review import Review
 from rlhf.pipeline.validate.row_cache import read_once
 
 IMPORT_SECONDS = 300.0
-ENVIRONMENT = "environment.factory"
+ENVIRONMENT = "environment.source"
 GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
 """By keyword, behind the prompts and their completions."""
 GIVEN_TO_LABELERS = ("prompts", "completions", "seed")
@@ -88,12 +88,27 @@ def check_functions(review: Review) -> None:
                     _check_labeler(review, stage, found)
                 elif key in specs:
                     _check_reward(review, stage, key, specs[key], found)
-                elif isinstance(stage, PolicyStage) and stage.environment is not None and key == ENVIRONMENT:
-                    _check_environment(review, stage.environment, found)
+                elif isinstance(stage, PolicyStage) and key.startswith(ENVIRONMENT):
+                    if isinstance(stage.environment, PythonEnvironmentConfig):
+                        _check_environment(review, stage.environment, found)
                 elif found.required and any(name in rows.sources for rows in rows_inputs(stage)):
                     review.error(
                         key, f"{name} is called without arguments, and needs {found.required[0]!r}.", ConfigError
                     )
+        if isinstance(stage, PolicyStage) and stage.environment is not None:
+            _try_environment(review, stage)
+
+
+def _try_environment(review: Review, stage: PolicyStage) -> None:
+    """Unless something is known to be wrong with it; a class of our own is looked at above, and tried where there is time."""
+    is_ours = isinstance(stage.environment, PythonEnvironmentConfig)
+    named = [key for key, _ in functions(stage) if key.startswith(ENVIRONMENT)]
+    if any(map(review.is_wrong, ("environment", "environment.arguments", "environment.transport", *named))):
+        return
+    if review.deep or not is_ours:
+        from rlhf.pipeline.validate.environment_trial import check_environment_trial  # here: few recipes have one
+
+        check_environment_trial(review, stage)
 
 
 def look_at(function: str) -> Parameters:
@@ -199,21 +214,21 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
         )
 
 
-def _check_environment(review: Review, settings: EnvironmentConfig, found: Parameters) -> None:
+def _check_environment(review: Review, settings: PythonEnvironmentConfig, found: Parameters) -> None:
     """It accepts exactly its arguments, and has the methods ``reset`` and ``step``."""
     if found.lacks:
         review.error(
             ENVIRONMENT,
-            f"The class {settings.factory} has no {' and no '.join(found.lacks)}; an environment has reset(prompt) and step(text), "
+            f"The class {settings.source} has no {' and no '.join(found.lacks)}; an environment has reset(prompt) and step(text), "
             "see docs/environments.md.",
         )
         return
     unknown = sorted(settings.arguments.keys() - found.names)
     if unknown and not found.takes_any:
-        review.error("environment.arguments", f"{settings.factory} takes no argument {unknown[0]!r}.")
+        review.error("environment.arguments", f"{settings.source} takes no argument {unknown[0]!r}.")
     missing = [name for name in found.required if name not in settings.arguments]
     if missing:
-        review.error("environment.arguments", f"{settings.factory} needs {', '.join(missing)}; give it in `arguments`.")
+        review.error("environment.arguments", f"{settings.source} needs {', '.join(missing)}; give it in `arguments`.")
 
 
 def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> None:

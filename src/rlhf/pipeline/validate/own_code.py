@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.engines import engines_of
+from rlhf.config.environments import environments_of
 from rlhf.config.formulas import Formula
 from rlhf.config.rewards import rewards_of
 from rlhf.errors import did_you_mean
@@ -32,6 +33,7 @@ def check_own_code(review: Review) -> None:
             ("kind", stage, "trainer", stage.trainer),
             *((place, spec, "builds", spec.builds) for place, spec in rewards_of(stage)),
             *((key, engine, "builds", engine.builds) for key, engine in engines_of(stage).items()),
+            *((key, settings, "builds", settings.builds) for key, settings in environments_of(stage).items()),
         ]
         for key, owner, attribute, text in named:
             if text.startswith(INSIDE) and (problem := name_problem(text.removeprefix(INSIDE))):

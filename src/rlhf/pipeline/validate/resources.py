@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf.config.engines import engines_of
+from rlhf.config.environments import environments_of
 from rlhf.config.model import AUTO, ModelConfig
 from rlhf.config.stages import (
     PolicyTraining,
@@ -57,8 +59,7 @@ def check_resources(review: Review) -> None:
             _check_quantization(review, key, config)
         if stage.trains:
             _check_trackers(review, stage)
-        if hasattr(stage, "engine"):
-            _check_engine(review, stage)
+        _check_parts(review, stage)
     _check_sizes(review)
 
 
@@ -161,10 +162,13 @@ def _check_trackers(review: Review, stage: TrainConfig) -> None:
             review.error("log_to", _pip_line(name, TRACKERS[name]), MissingExtraError)
 
 
-def _check_engine(review: Review, stage: Stage) -> None:
-    """An interpreter that is not there is better known now than when the stage before has trained for a day."""
-    for setting, message, kind in stage.engine.missing():
-        review.error(f"engine.{setting}", message, kind)
+def _check_parts(review: Review, stage: Stage) -> None:
+    """An interpreter or a package that is not there is better known now than when the stage before has trained for a day."""
+    engines = [(key, engine.missing()) for key, engine in engines_of(stage).items()]
+    others = [(key, environment.missing()) for key, environment in environments_of(stage).items()]
+    for key, lacks in (*engines, *others):
+        for setting, message, kind in lacks:
+            review.error(f"{key}.{setting}", message, kind)
 
 
 def _pip_line(package: str, extra: str) -> str:

@@ -1,0 +1,20 @@
+"""Whom a policy talks with over several turns: a Python class of ours or of TRL, or an OpenEnv server; one module for each kind."""
+
+from __future__ import annotations
+
+from rlhf.config.environments.environment_base import EnvironmentBase, ToolFormatName
+from rlhf.config.environments.environment_table import ENVIRONMENT_KINDS, EnvironmentSpec, environments_of
+from rlhf.config.environments.openenv_server import OpenEnvConfig
+from rlhf.config.environments.python_class import PythonEnvironmentConfig
+from rlhf.config.environments.trl_class import TRLEnvironmentConfig
+
+__all__ = [
+    "ENVIRONMENT_KINDS",
+    "EnvironmentBase",
+    "EnvironmentSpec",
+    "OpenEnvConfig",
+    "PythonEnvironmentConfig",
+    "TRLEnvironmentConfig",
+    "ToolFormatName",
+    "environments_of",
+]

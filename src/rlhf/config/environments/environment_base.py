@@ -1,0 +1,45 @@
+"""What every kind of environment declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rlhf.config.base import Kind
+from rlhf.errors import RLHFError
+
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "harmony", "plain"]
+"""How a policy writes a call of a tool; ``auto`` is read off its chat template."""
+
+
+class EnvironmentBase(Kind):
+    """What every kind of environment has: settings, and what the library has to know of the kind.
+
+    A new kind is a class below this one in a module of its own, its line in ``ENVIRONMENT_KINDS``, and the function that ``builds``
+    names.
+    """
+
+    builds: ClassVar[str]
+    """``package.module:function`` that opens it: takes the settings and a ``rlhf.rollout.environments.EnvironmentContext``; gives a
+    ``rlhf.rollout.environments.OpenedEnvironment``."""
+
+    max_turns: int = Field(8, ge=1)
+    """Of the policy, in one episode; after so many it counts as cut."""
+    max_turn_tokens: int | None = Field(None, ge=1)
+    """Longest single turn of the policy; null for what `sampling.max_new_tokens`, the limit of a whole episode, leaves."""
+    max_observation_tokens: int = Field(256, ge=1)
+    """A longer answer of the environment loses its end."""
+    timeout_seconds: float = Field(60.0, gt=0)
+    """For one answer of the environment. One that takes longer ends its episode without a score; three in one rollout stop
+    the run."""
+
+    @property
+    def speaker(self) -> str:
+        """The role that says observations in a conversation."""
+        return "user"
+
+    def missing(self) -> Iterator[tuple[str, str, type[RLHFError]]]:
+        """What this machine lacks for it: setting, message, class of the error."""
+        return iter(())

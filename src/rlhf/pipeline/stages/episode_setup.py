@@ -1,0 +1,171 @@
+"""The environment of a stage: opened, its tools put into the prompts, and the engine that plays episodes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlhf.config.stages import PolicyStage
+from rlhf.data.chat import chat_format, check_has_template, render_prompt
+from rlhf.data.contracts import Prompt, RowError
+from rlhf.data.message_text import counted
+from rlhf.errors import ConfigError, DataError
+from rlhf.models.policy import PolicyModel
+from rlhf.pipeline.stages.context import StageContext, resolved, seed_of
+from rlhf.rewards.functions import load_function
+from rlhf.rollout.engines import build_engine
+from rlhf.rollout.environments import (
+    EnvironmentContext,
+    EnvironmentFailedError,
+    EnvironmentSession,
+    OpenedEnvironment,
+    TimedCalls,
+    open_environment,
+)
+from rlhf.rollout.episodes import EpisodeEngine
+from rlhf.rollout.turns import Turns
+
+TOOLS = "tools"
+"""Column that a chat template's tools stand in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """A stage's environment, and the policy that talks with it."""
+
+    stage: PolicyStage
+    policy: PolicyModel
+    at: StageContext
+    opened: OpenedEnvironment
+    turns: Turns
+    speaks_first: bool
+    """Conversations are cut where the environment's first words stand."""
+
+    def prepared(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts with the tools in them, and cut where the environment speaks first.
+
+        Raises:
+            DataError: One is too long then, or brings tools of its own.
+        """
+        made = [self._prepared(prompt) for prompt in prompts]
+        most = self.stage.max_prompt_length
+        if most is None or self.opened.tools is None:
+            return made
+        long = [prompt for prompt in made if len(prompt.ids) > most]
+        if long and self.stage.truncation != "drop":
+            raise DataError(
+                f"{long[0].id}: with the tools of the environment the prompt has {len(long[0].ids)} tokens, and max_prompt_length is "
+                f"{most}. Raise it, or take `truncation: drop`."
+            )
+        if len(long) == len(made) and made:
+            raise DataError(
+                f"With the tools of the environment every prompt has more than max_prompt_length = {most} tokens, the first "
+                f"{len(long[0].ids)}; raise it."
+            )
+        if long:
+            self.at.log.write(
+                "note",
+                message=f"dropped with the tools in them: {counted(len(long), 'prompt')} of more than {most} tokens",
+            )
+        return [prompt for prompt in made if len(prompt.ids) <= most]
+
+    def engine(self) -> EpisodeEngine:
+        """Plays the episodes."""
+        settings = self.stage.environment
+        assert settings is not None, "episodes have an environment"
+        return EpisodeEngine(
+            build_engine(self.policy, self.stage.engine, autocast=self.stage.autocast),
+            self.opened.make,
+            self.policy.tokenizer,
+            max_turns=settings.max_turns,
+            max_turn_tokens=settings.max_turn_tokens,
+            max_observation_tokens=settings.max_observation_tokens,
+            role=settings.speaker,
+            timeout_seconds=settings.timeout_seconds,
+            speaks_first=self.speaks_first,
+            sessions=self.opened.sessions,
+            parallel=self.opened.parallel,
+        )
+
+    def _prepared(self, prompt: Prompt) -> Prompt:
+        if prompt.messages is None:
+            return prompt
+        if self.opened.tools is not None:
+            if prompt.columns.get(TOOLS):
+                raise RowError(
+                    prompt.id,
+                    f"the row has a column {TOOLS!r}, and the environment brings its own tools; drop one of the two.",
+                )
+            prompt = replace(prompt, columns={**prompt.columns, TOOLS: self.opened.tools(prompt.columns)})
+        elif not self.speaks_first:
+            return prompt
+        assert prompt.messages is not None
+        text = render_prompt(
+            chat_format(self.policy.tokenizer), prompt.messages, columns=prompt.columns, where=prompt.id
+        )
+        self._check_tools_are_said(prompt, text)
+        text = self.turns.split(prompt)[0] if self.speaks_first else text
+        return replace(prompt, text=text, ids=self.turns.encode_prompt(text))
+
+    def _check_tools_are_said(self, prompt: Prompt, text: str) -> None:
+        """A template that leaves the tools out would have the policy guess their names."""
+        for tool in prompt.columns.get(TOOLS, ()):
+            if tool["function"]["name"] not in text:
+                raise ConfigError(
+                    f"The chat template leaves out the tool {tool['function']['name']!r}; take a model whose template knows tools, or "
+                    "give another chat_template."
+                )
+
+
+def open_episodes(
+    stage: PolicyStage, policy: PolicyModel, at: StageContext, prompts: Sequence[Prompt]
+) -> Episodes | None:
+    """A stage's environment, opened and asked once whether it speaks first; None where there is none.
+
+    Raises:
+        ConfigError: It can't be used, or the first row's ``reset`` fails.
+    """
+    settings = stage.environment
+    if settings is None:
+        return None
+    has_messages = any(prompt.messages is not None for prompt in prompts)
+    if has_messages:
+        check_has_template(chat_format(policy.tokenizer), "prompts")
+    with at.naming("environment", ConfigError, what="This is"):
+        opened = open_environment(
+            settings,
+            EnvironmentContext(
+                tokenizer=policy.tokenizer,
+                load=load_function,
+                arguments=resolved(getattr(settings, "arguments", {}), at),
+                has_messages=has_messages,
+                is_rewarded=bool(stage.reward),
+                seed=seed_of(stage.seed),
+            ),
+        )
+        speaks_first = opened.speaks_first
+        if speaks_first and prompts and (has_messages or opened.sessions is not None):
+            has_words = _has_first_words(opened, prompts[0], settings.timeout_seconds)
+            speaks_first = has_words or not has_messages
+    for note in opened.notes:
+        at.log.write("note", message=f"environment: {note}")
+        at.log.say(f"  environment: {note}")
+    turns = Turns(policy.tokenizer, role=settings.speaker, max_observation_tokens=settings.max_observation_tokens)
+    return Episodes(stage, policy, at, opened, turns, speaks_first)
+
+
+def _has_first_words(opened: OpenedEnvironment, prompt: Prompt, timeout_seconds: float) -> bool:
+    """Whether ``reset`` of the first row gives a text: a conversation has one place for it, which all prompts share.
+
+    Raises:
+        ConfigError: ``reset`` fails.
+    """
+    with TimedCalls(timeout_seconds) as calls:
+        try:
+            environment = calls("making the environment", opened.make)
+            words = calls("the environment's reset", lambda: environment.reset(prompt))
+            if isinstance(environment, EnvironmentSession):
+                calls("closing the environment", environment.close)
+        except EnvironmentFailedError as err:
+            raise ConfigError(f"The environment can't be started with the prompt {prompt.id!r}: {err}.") from err
+    return bool(words)
