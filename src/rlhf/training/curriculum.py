@@ -106,10 +106,10 @@ class Curriculum:
         """Shares of all prompts by band, and the mean pass rate of those that were measured."""
         bands = [self.band(place) for place in range(len(self.rates))]
         for name in BANDS:
-            metrics.mean(f"curriculum/{name}_frac", torch.tensor(bands.count(name) / len(bands)))
+            metrics.mean(f"curriculum/{name}_frac", torch.tensor(bands.count(name) / len(bands), dtype=torch.float64))
         known = [self.pass_rate(place) for place, band in enumerate(bands) if band != NEW]
         if known:
-            metrics.mean("curriculum/pass_rate", torch.tensor(math.fsum(known) / len(known)))
+            metrics.mean("curriculum/pass_rate", torch.tensor(math.fsum(known) / len(known), dtype=torch.float64))
 
     def state_dict(self) -> dict[str, Any]:
         """All that was measured."""

@@ -152,8 +152,9 @@ def _prompt_nodes(row: RolloutRow) -> list[TraceNode]:
 def _message(message: Mapping[str, Any]) -> TraceMessage | None:
     """A message as the format has it; None where it can't hold it."""
     role, content = message.get("role"), message.get("content")
-    calls = [_tool_call(call) for call in message.get("tool_calls") or ()]
-    if role not in ROLES or None in calls or not isinstance(content, str | list | None):
+    given = [_tool_call(call) for call in message.get("tool_calls") or ()]
+    calls = [call for call in given if call is not None]
+    if role not in ROLES or len(calls) < len(given) or not isinstance(content, str | list | None):
         return None
     if role == "assistant" and isinstance(content, list):
         content = TraceMessage(role=role, content=content).text
