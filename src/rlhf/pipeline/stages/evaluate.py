@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.gates import GateStage
+from rlhf.config.stage_inputs import listed
 from rlhf.config.stages import EvaluateStage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.accepted import ACCEPTED
@@ -90,7 +91,11 @@ def _export(
     """The same for other viewers; by text, because how a file is written is not in the stage's key."""
     if stage.inspect_log or stage.hub_results is not None:
         exporting = importlib.import_module(f"{__package__}.evaluation_export")
-        exporting.export_evaluation(stage, at, inputs, evaluation, started)
+        read = listed(stage.prompts) if stage.prompts else [stage.texts or stage.pairs]
+        exporting.export_evaluation(
+            at, inputs, evaluation, dataset=", ".join(map(str, read)), inspect_log=stage.inspect_log,
+            hub_results=stage.hub_results, started=started,
+        )  # fmt: skip
 
 
 def metric_needs(
