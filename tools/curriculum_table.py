@@ -134,9 +134,9 @@ def _verdict(gains: list[float]) -> str:
     if mean + half < 0:
         return "The curriculum solved less at the first try: the interval of the difference lies below 0."
     return (
-        "No difference in pass@1 is shown: the interval of the difference holds 0. That is no proof that there is none: the runs are short, both "
-        "arms gain little, they share one start, and an interval over so few seeds says little. Here most prompts are inside the band all the time, "
-        "so a curriculum has little to choose."
+        "No difference in pass@1 is shown: the interval of the difference holds 0. That is no proof that there is none: the runs are "
+        "short, both arms gain little, they share one start, and an interval over so few seeds says little. Here most prompts are "
+        "inside the band all the time, so a curriculum has little to choose."
     )
 
 
