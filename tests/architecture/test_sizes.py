@@ -86,7 +86,7 @@ OF_ONE_THING = set(
     "search steps "
     "value vllm "
     # settings or a command, and what they are of
-    "assets comparison guards guidelines held_out judges memory people plan registry run runs threads "
+    "assets comparison curriculum guards guidelines held_out hub_results judges memory people plan registry run runs threads "
     # the same part in two places: the two worlds, a message and its display, a folder written and read, a room's contract
     "alarms build events inputs layouts results saved scorer sources tokenizer types weights".split()
 )

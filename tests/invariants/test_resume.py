@@ -107,6 +107,8 @@ def ends_the_same_though_killed(name: str, folder: Path, **settings: Any) -> Any
 
 CASES = {
     **{name: (name, {}) for name in toy.NAMES},
+    "grpo with a curriculum": ("grpo", {"curriculum": {"success_score": 0.6, "window": 2}, "rollouts": 4}),
+    "dapo with a curriculum": ("dapo", {"curriculum": {"success_score": 0.6}, "rollouts": 3, "dynamic_sampling": True}),
     "ppo with a shared critic": ("ppo", {"shared_value": True, "bootstrap_truncated": True}),
     "ppo in episodes": ("ppo", {"episodes": True}),
     "grpo with all that can be measured on held-out prompts": (

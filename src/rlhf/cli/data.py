@@ -87,5 +87,49 @@ def data_dedup(
     _show(run_dedup(file, output, near=near, on_bad_row="skip" if skip_bad else "error"), as_json=False)
 
 
+@app.command("traces")
+def data_traces(
+    source: Annotated[
+        Path, typer.Argument(help="Folder of a policy stage (runs/demo/ppo), its rollouts.jsonl, or a file of traces.")
+    ],
+    output: Annotated[Path, typer.Argument(help="File to write, .jsonl.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="traces (verifiers v1), sft (demonstrations) or preference (best against worst of a prompt)."
+        ),
+    ] = "traces",
+    least_reward: Annotated[
+        float | None,
+        typer.Option(help="Of a demonstration, or of the better one of a pair; others are left out and counted."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the policy, for the texts of turns; by default the stage's own model.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write finished episodes as traces with token ids and log-probabilities, or as rows to train on.
+
+    \b
+    rlhf data traces runs/demo/grpo traces.jsonl
+    rlhf data traces traces.jsonl sft.jsonl --to sft --least-reward 1
+    rlhf data traces runs/demo/grpo pairs.jsonl --to preference
+    """
+    from rlhf.data.rollout_traces.convert_traces import run_traces
+
+    model = tokenizer or next((str(f) for f in (source / "model", source.parent / "model") if f.is_dir()), None)
+
+    def load() -> Any:
+        from rlhf.models.tokens import load_tokenizer
+
+        loaded = load_tokenizer(str(model))
+        return lambda ids: loaded.decode(ids, skip_special_tokens=True)
+
+    _show(run_traces(source, output, to=to, load_decoder=load if model else None, least_reward=least_reward), as_json)
+
+
 def _show(found: Any, as_json: bool) -> None:
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))

@@ -34,6 +34,13 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    inspect_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also copy the log for Inspect's viewer: a folder for `inspect view --log-dir`, or a .json file.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -75,8 +82,14 @@ def evaluate(
         recipe = RecipeConfig.of(whole, source="The command line")
     except ConfigError as err:  # nobody wrote `stages` here
         raise ConfigError(str(err).replace(f"stages.{STAGE}.", "")) from None
+    if inspect_log is not None and stage.get("inspect_log") is False:
+        raise ConfigError("--inspect-log copies the log, and inspect_log=false writes none; leave one of the two out.")
     run_recipe(recipe, quiet=quiet or as_json, force=force)
     document = json.loads((output / STAGE / "evaluation.json").read_text(encoding="utf-8"))
+    if inspect_log is not None:
+        copied = _copy_log(output / STAGE, inspect_log)
+        if not quiet and not as_json:
+            console().print(f"Inspect log: {copied}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print(
             json.dumps(
@@ -85,6 +98,18 @@ def evaluate(
         )
     elif not quiet:
         _show(document)
+
+
+def _copy_log(folder: Path, wanted: Path) -> Path:
+    """The stage's log, where other tools look for it."""
+    from rlhf.evaluation.exports.inspect_log import FILE, place_for
+    from rlhf.files import make_folder, write_text
+
+    text = (folder / FILE).read_text(encoding="utf-8")
+    place = place_for(json.loads(text), wanted)
+    make_folder(place.parent)
+    write_text(place, text)
+    return place
 
 
 def _default_metrics(stage: Mapping[str, Any]) -> list[str]:

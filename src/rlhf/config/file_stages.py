@@ -10,6 +10,7 @@ from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import FunctionName, InputPath
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
+from rlhf.config.hub_results import HubResultsConfig
 from rlhf.config.judges import JudgeConfig, with_any_judge
 from rlhf.config.metric_table import (
     COLUMN_NEEDS,
@@ -234,6 +235,10 @@ class EvaluateStage(FilteredPrompts):
     """How they are drawn."""
     engine: EngineSpec = LocalEngineConfig()
     """Who draws them: `local` or `vllm`, as in stages that train."""
+    inspect_log: bool = True
+    """Also write `inspect_log.json`: every sample with its scores, and every number with its interval, for Inspect's viewer."""
+    hub_results: HubResultsConfig | None = None
+    """Also write a results file for a model's repository on the Hub, and a model index; null for none."""
     seed: int | None = Field(None, ge=0)
     """The recipe's by default."""
 
@@ -300,5 +305,7 @@ class EvaluateStage(FilteredPrompts):
         return found + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
 
     def files_written(self) -> dict[str, str | None]:
-        """What was measured."""
-        return {"evaluation.json": None}
+        """What was measured, for us and for other viewers."""
+        log = {"inspect_log.json": None} if self.inspect_log else {}
+        hub = dict.fromkeys(("hub/eval_results.yaml", "hub/model_index.yaml")) if self.hub_results is not None else {}
+        return {"evaluation.json": None, **log, **hub}

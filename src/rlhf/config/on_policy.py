@@ -92,7 +92,15 @@ class DistillConfig(RLConfig):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        of_scores = ("missing_eos_penalty", "overlong", "clip_score", "max_unscored_frac", "evaluation", "hacking")
+        of_scores = (
+            "missing_eos_penalty",
+            "overlong",
+            "clip_score",
+            "max_unscored_frac",
+            "evaluation",
+            "hacking",
+            "curriculum",
+        )
         _check_unused(self, (*OF_POLICY_GRADIENTS, *of_scores), "distillation, where nobody scores completions")
         if self.moving_reference is not None:
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.curriculum import CurriculumConfig
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
 from rlhf.config.formulas import PolicyFormula
 from rlhf.config.hacking import HackingConfig
@@ -102,6 +103,8 @@ class RLConfig(TrainConfig):
     """How many times the policy is asked; each rollout is followed by `epochs_per_rollout` passes over it."""
     prompts_per_rollout: int = Field(64, ge=1)
     """Prompts asked each time."""
+    curriculum: CurriculumConfig | None = None
+    """Ask prompts by how often the policy has solved them (docs/curriculum.md); null for all of them in turn."""
     group_size: int = Field(1, ge=1)
     """Completions sampled for each prompt."""
     epochs_per_rollout: int = Field(1, ge=1)

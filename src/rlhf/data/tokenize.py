@@ -305,8 +305,12 @@ ID_COLUMNS: Mapping[type[Row], tuple[str, ...]] = {
 def given_ids(row: Row, how: Tokenization) -> Ids | None:
     """Token ids that the row brings along (sampled completions do), as they are: no EOS is added, nothing is merged.
 
+    A column ``completion_scored`` (``chosen_scored``, ``rejected_scored``) says which tokens of a completion are trained on, where
+    these are not all: what an environment said between the policy's turns is not.
+
     Raises:
-        RowError: Ids that are not a list of numbers, an empty one, or one that the tokenizer does not know.
+        RowError: Ids that are not a list of numbers, an empty one, or one that the tokenizer does not know; marks that are not one
+            true or false for each id, or none of them true.
     """
     names = ID_COLUMNS.get(type(row))
     if names is None or not all(name in row.columns for name in ("prompt_ids", *names)):
@@ -320,7 +324,22 @@ def given_ids(row: Row, how: Tokenization) -> Ids | None:
                 row.where, f"column {name} should hold token ids below {size}, at least one; drop the column otherwise."
             )
         lists.append(ids)
-    return Ids(lists[0], [(ids, None) for ids in lists[1:]])
+    return Ids(lists[0], [(ids, _given_marks(row, name, len(ids))) for name, ids in zip(names, lists[1:], strict=True)])
+
+
+def _given_marks(row: Row, ids: str, count: int) -> list[bool] | None:
+    """Which of a completion's tokens are scored, where the row says so."""
+    name = ids.removesuffix("_ids") + "_scored"
+    marks = row.columns.get(name)
+    if marks is None:
+        return None
+    if not isinstance(marks, list) or len(marks) != count or not all(isinstance(mark, bool) for mark in marks):
+        raise RowError(row.where, f"column {name} should hold true or false for each of the {count} ids of {ids}.")
+    if True not in marks:
+        raise RowError(
+            row.where, f"column {name} holds no true, so nothing would be learned from the row; leave it out."
+        )
+    return None if all(marks) else marks
 
 
 def _bos(texts: Sequence[Rendered], encoded: _Encoded, how: Tokenization) -> list[int]:

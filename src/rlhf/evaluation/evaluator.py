@@ -151,6 +151,7 @@ def evaluate_policies(
         proxy=proxy_agreement(before, after, units) if proxy else None,
         missing=missing,
         per_prompt=prompt_pairs(before, after, prompts),
+        judged=after.judged,
     )
 
 

@@ -44,7 +44,10 @@ SAME = 1e-9
 """Of the largest score: values nearer to one another than this differ by rounding alone."""
 NULL_DRAWS = 20_000
 UNKNOWN = "Whether the reward was gamed could not be determined"
-RESERVED = ("step", "prompt", "completion", "ended", "score", "kl", "prompt_ids", "completion_ids", "scored")
+RESERVED = (
+    "step", "prompt", "completion", "ended", "score", "kl", "prompt_id", "sample", "finish_reason", "prompt_ids", "completion_ids",
+    "logprobs", "scored", "messages", "turns", "environment_reward", "environment_error",
+)  # fmt: skip
 
 
 class HackingVerdict(StrEnum):

@@ -41,6 +41,7 @@ from typing import Any
 from rlhf.data.message_text import counted
 from rlhf.evaluation.gold_over_kl import GoldOverKL, fit_gold_over_kl
 from rlhf.evaluation.intervals import Estimate, finite_or_none
+from rlhf.evaluation.judges import Judged
 from rlhf.evaluation.overoptimization import OveroptimizationFinding, overoptimization
 from rlhf.evaluation.reward_quality import RewardQuality
 from rlhf.evaluation.verdict import Verdict, verdict
@@ -180,6 +181,8 @@ class Evaluation:
     per_prompt: PerPrompt = field(default_factory=dict)
     metrics: Mapping[str, Any] | None = None
     """The part ``metrics`` of the document."""
+    judged: Judged | None = field(default=None, repr=False, compare=False)
+    """The judge's verdicts on the policy's completions, one by one; not part of the document."""
 
     def with_curve(self, curve: Sequence[Mapping[str, Any]]) -> Evaluation:
         """A copy with a training run's curve (``judge_rollouts``) and its finding about reward hacking."""

@@ -14,6 +14,7 @@ from rlhf.evaluation.comparison_change import ChangeSince, change_since, read_co
 from rlhf.files import make_folder, write_json, write_text
 from rlhf.formatting import percentage, percentage_points
 from rlhf.pipeline.compared_models import Answers, Side, answers_of, find_side
+from rlhf.pipeline.comparison_export import export_comparison
 from rlhf.pipeline.judge_independence import JudgeIndependence, check_independent, judge_independence
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.certificate import certificate_problem
@@ -123,7 +124,7 @@ def compare_models(
     runs: Path | None = Path("runs"),
     progress: Any = None,
 ) -> ModelComparison:
-    """Sample from both models, ask the judge, and write ``comparison.json`` and ``comparison.md``.
+    """Sample from both models, ask the judge, and write ``comparison.json``, ``comparison.md`` and ``inspect_log.json``.
 
     What was sampled and judged stays in the folder: after a kill the same call goes on where it was.
 
@@ -141,7 +142,7 @@ def compare_models(
         DataError: The sides did not answer the same prompts.
         RewardError: The judge does not answer.
     """
-    folder = Path(folder)
+    folder, started = Path(folder), datetime.now(UTC)
     sides = (find_side(config.a, registry=config.registry), find_side(config.b, registry=config.registry))
     independence = judge_independence(config.judge, sides, runs=runs, prompts=config.prompts)
     check_independent(independence, allowed=config.allow_shared_judge)
@@ -161,8 +162,10 @@ def compare_models(
     )  # fmt: skip
     if earlier is not None:
         found = replace(found, change=change_since(earlier, found.to_dict(), confidence=config.confidence))
-    write_json(folder / RECORD, found.to_dict())
+    record = found.to_dict()
+    write_json(folder / RECORD, record)
     write_text(folder / PAGE, found.page())
+    export_comparison(folder, record, a, b, dataset=str(config.prompts or sides[0].path), started=started)
     return found
 
 

@@ -30,6 +30,7 @@ from rlhf.rollout.engines import exactly
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
+from rlhf.training.curriculum import Curriculum
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.hacking_watch import HackingWatch
 from rlhf.training.held_out import HeldOut
@@ -98,7 +99,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.kl_measured: tuple[float, int] | None = None
         """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
         when the next rollout begins."""
-        self.order = Cycle(len(inputs.prompts), seed=config.seed, name="prompts")
+        self.curriculum = None if config.curriculum is None else self._build_curriculum()
+        self.order = self.curriculum or Cycle(len(inputs.prompts), seed=config.seed, name="prompts")
         self.num_phases = config.rollouts
         self.groups_per_step = config.minibatch_size // config.group_size
         self.steps_per_phase = config.steps_per_rollout
@@ -183,6 +185,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             self.hacking.before_rollout(rollout_index, metrics)
         gathered = self.gather(rollout_index, metrics)
         rollout, experience = gathered.rollout, gathered.rollout.experience
+        if self.curriculum is not None:
+            self.curriculum.measure(metrics)
         for name, value in collector.figures.items():
             metrics.mean(name, torch.tensor(value))
         scores = self.shaped_scores(rollout, gathered.scores)
@@ -253,7 +257,19 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def judge(self, rollout: Rollout, metrics: Metrics, rollout_index: int) -> Judged:
         """Scores of a rollout or a part of one; prompts that the scorer has no number for are left out, with an alarm."""
         planned = self.config.prompts_per_rollout
-        return self.collector.judge(rollout, metrics, step=self.first_step_of(rollout_index), planned=planned)
+        judged = self.collector.judge(rollout, metrics, step=self.first_step_of(rollout_index), planned=planned)
+        if self.curriculum is not None:
+            scores: dict[str, list[float]] = {}
+            for prompt, score in zip(judged.rollout.prompts, judged.scores.tolist(), strict=True):
+                scores.setdefault(prompt.id, []).append(score)
+            self.curriculum.record(rollout.prompts, scores)
+        return judged
+
+    def _build_curriculum(self) -> Curriculum:
+        assert self.config.curriculum is not None
+        if self.inputs.scorer is None:
+            raise ConfigError(f"{self.name}: `curriculum` goes by scores, and there is no scorer; leave it out.")
+        return Curriculum(self.prompts, self.config.curriculum, seed=self.config.seed)
 
     def first_step_of(self, rollout_index: int) -> int:
         """The optimizer step, counted from 1, that a rollout is logged at."""
@@ -368,6 +384,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             "ahead": None if ahead is None else ahead.state_dict(),
             **({} if self.hacking is None else {"hacking": self.hacking.state_dict()}),
             **({} if self.moving_reference is None else {"reference": self.moving_reference.state_dict()}),
+            **({} if self.curriculum is None else {"curriculum": self.curriculum.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -382,6 +399,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             self.hacking.load_state_dict(state["hacking"])
         if self.moving_reference is not None:
             self.moving_reference.load_state_dict(state["reference"])
+        if self.curriculum is not None:
+            self.curriculum.load_state_dict(state["curriculum"])
         if self.collector.ahead is not None:
             self.collector.ahead.load_state_dict(state["ahead"])
 

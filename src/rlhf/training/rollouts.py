@@ -211,7 +211,8 @@ def rollout_rows(
     rollout: Rollout, scores: Tensor | None, ref_kl: Tensor | None, *, step: int
 ) -> Iterator[dict[str, Any]]:
     """One entry of ``rollouts.jsonl`` for each completion: scores [S] where somebody judged, and KL to the reference [S] in nats where
-    it was asked. Texts are for people; the ids are what was sampled, bytes that are no UTF-8 included."""
+    it was asked. Texts are for people; the ids are what was sampled, bytes that are no UTF-8 included. ``logprobs`` are the sampler's,
+    one for each token that the policy sampled, to 5 decimals."""
     entries: list[dict[str, float]] = [{} for _ in rollout.completions]
     for name, values in (("score", scores), ("kl", ref_kl)):
         if values is not None:
@@ -224,10 +225,25 @@ def rollout_rows(
             "completion": completion.text,
             "ended": not completion.truncated,
             **numbers,
+            "prompt_id": prompt.id,
+            "sample": completion.sample,
+            "finish_reason": completion.finish_reason,
             "prompt_ids": list(prompt.ids),
             "completion_ids": list(completion.tokens),
+            "logprobs": [round(number, 5) for number in completion.logprobs],
             **({} if completion.scored is None else {"scored": list(completion.scored)}),
+            **({} if prompt.messages is None else {"messages": prompt.messages}),
+            **_of_episode(completion),
         }
+
+
+def _of_episode(completion: Completion) -> dict[str, Any]:
+    """What a row says of the environment; nothing where there was none."""
+    if completion.environment_error is not None:
+        return {"turns": completion.turns, "environment_error": completion.environment_error}
+    if completion.environment_reward is None:
+        return {}
+    return {"turns": completion.turns, "environment_reward": completion.environment_reward}
 
 
 def measure_rollout(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rlhf.config.gates import GateStage
+from rlhf.config.stage_inputs import listed
 from rlhf.config.stages import EvaluateStage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.accepted import ACCEPTED
@@ -40,7 +43,7 @@ from rlhf.rollout.engines import build_engine
 
 def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     """A policy on held-out prompts: by metrics, and against a baseline where there are one and a judge."""
-    seed = seed_of(stage.seed)
+    seed, started = seed_of(stage.seed), datetime.now(UTC)
     policy = load_policy(stage.policy, at, seed=seed)
     baseline = load_policy(stage.baseline, at, seed=seed) if stage.baseline is not None else None
     prompts = [] if stage.prompts is None else read_prompts(
@@ -70,6 +73,7 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
             at.folder / "evaluation.json",
             {"schema": SCHEMA, "metrics": measured.to_dict(), "per_prompt": measured.per_prompt},
         )
+        _export(stage, at, inputs, None, started)
         return StageOutcome(measured.headline(), measured.summary())
     summary = evaluation.summary()
     if measured is not None:
@@ -77,7 +81,21 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
         evaluation = replace(evaluation, metrics=measured.to_dict(), per_prompt=per_prompt)
         summary |= {f"metrics/{name}": value for name, value in measured.summary().items()}
     evaluation.write(at.folder / "evaluation.json")
+    _export(stage, at, inputs, evaluation, started)
     return StageOutcome(evaluation.headline(), summary)
+
+
+def _export(
+    stage: EvaluateStage, at: StageContext, inputs: MetricInputs, evaluation: Evaluation | None, started: datetime
+) -> None:
+    """The same for other viewers; by text, because how a file is written is not in the stage's key."""
+    if stage.inspect_log or stage.hub_results is not None:
+        exporting = importlib.import_module(f"{__package__}.evaluation_export")
+        read = listed(stage.prompts) if stage.prompts else [stage.texts or stage.pairs]
+        exporting.export_evaluation(
+            at, inputs, evaluation, dataset=", ".join(map(str, read)), inspect_log=stage.inspect_log,
+            hub_results=stage.hub_results, started=started,
+        )  # fmt: skip
 
 
 def metric_needs(

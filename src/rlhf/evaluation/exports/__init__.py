@@ -1,0 +1,1 @@
+"""Evaluations in formats that other viewers read (docs/evaluation.md)."""
