@@ -51,9 +51,9 @@ JUDGES = ((30, 0.9, 0.8), (100, 0.9, 0.8), (50, 1.0, 0.95), (100, 0.7, 0.7))
 def coverage(name: str, truth: float, draw: Callable[[Generator], Estimate], runs: int) -> tuple[float, float, int]:
     """Share of intervals that hold the truth, their mean width, and how many there were."""
     rng = np.random.default_rng(derive_seed(0, name))
-    found = [estimate for _ in range(runs) if (estimate := draw(rng)).measured]
-    held = np.mean([each.low <= truth <= each.high for each in found])
-    return float(held), float(np.mean([each.high - each.low for each in found])), len(found)
+    estimates = [estimate for _ in range(runs) if (estimate := draw(rng)).measured]
+    held = np.mean([each.low <= truth <= each.high for each in estimates])
+    return float(held), float(np.mean([each.high - each.low for each in estimates])), len(estimates)
 
 
 # ---------------------------------------------------------------------------------------------------------- intervals
@@ -234,8 +234,8 @@ def gate_rows(scale: float) -> Iterator[str]:
             rng = np.random.default_rng(derive_seed(0, "gate", n, str(true)))
             runs = max(20, int(4000 * scale))
             drawn = [changes(rng, n, true) for _ in range(runs)]
-            found = [noninferiority(d, MARGIN).decision for d in drawn]
-            parts = [found.count(each) / runs for each in (Decision.PASS, Decision.FAIL, Decision.UNDECIDED)]
+            decisions = [noninferiority(d, MARGIN).decision for d in drawn]
+            parts = [decisions.count(each) / runs for each in (Decision.PASS, Decision.FAIL, Decision.UNDECIDED)]
             parts.append(float(np.mean([d.mean() >= -MARGIN for d in drawn])))
             parts.append(float(np.mean([better(d).decision is not Decision.FAIL for d in drawn])))
             yield f"| {n:,} | {true:+.2f} | " + " | ".join(f"{part:.3f}" for part in parts) + " |"

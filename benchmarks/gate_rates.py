@@ -75,20 +75,20 @@ class Rates:
 def rates(world: World, runs: int) -> Rates:
     """What the gate says of the world."""
     rng = np.random.default_rng(derive_seed(0, "gates", world.name))
-    found = [decide(world.requirements, world.draw(rng)) for _ in range(max(1, round(runs / world.cost)))]
-    failed_alone = [_fails_alone(each) for each in found]
+    decisions = [decide(world.requirements, world.draw(rng)) for _ in range(max(1, round(runs / world.cost)))]
+    failed_alone = [_fails_alone(each) for each in decisions]
     return Rates(
-        passed=float(np.mean([each.decision is Decision.PASS for each in found])),
-        failed=float(np.mean([each.decision is Decision.FAIL for each in found])),
+        passed=float(np.mean([each.decision is Decision.PASS for each in decisions])),
+        failed=float(np.mean([each.decision is Decision.FAIL for each in decisions])),
         naive_passed=float(np.mean([not failed for failed in failed_alone])),
         naive_failed=float(np.mean(failed_alone)),
     )
 
 
-def _fails_alone(found: GateDecision) -> bool:
+def _fails_alone(decision: GateDecision) -> bool:
     limits = (
         (ruling.evidence.get("p_beyond"), 1 - ruling.evidence.get("confidence", 0.95))
-        for ruling in found.rulings.values()
+        for ruling in decision.rulings.values()
     )
     return any(p is not None and p < limit for p, limit in limits)
 
@@ -113,16 +113,16 @@ def suites(losses: Sequence[float], n: int = N, missing: float = 0.0) -> Callabl
     """Suites of which the candidate loses so much of each; a share of its scores is missing at random."""
 
     def draw(rng: Generator) -> Measurements:
-        found = {}
+        measured = {}
         for place, loss in enumerate(losses):
             champion, candidate = outcomes(rng, loss, n)
             holes = rng.random(n) < missing
             name = f"suite{place}"
-            found[name] = SuiteMeasurement(
+            measured[name] = SuiteMeasurement(
                 name=name, fingerprint=name, margin=MARGIN, candidate=suite_run(name, candidate, holes),
                 champion=suite_run(name, champion),
             )  # fmt: skip
-        return Measurements(has_champion=True, suites=found)
+        return Measurements(has_champion=True, suites=measured)
 
     return draw
 
@@ -354,15 +354,15 @@ fail at its own level (trap 17).
 """
 
 
-def row(world: World, found: Rates) -> str:
+def row(world: World, measured: Rates) -> str:
     """A line of the table."""
 
     def stated(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f} %"
 
     cells = [
-        world.name, f"{100 * found.passed:.1f} %", stated(world.most_pass), f"{100 * found.failed:.1f} %", stated(world.most_fail),
-        f"{100 * found.undecided:.1f} %", f"*{100 * found.naive_passed:.1f} %*", f"*{100 * found.naive_failed:.1f} %*",
+        world.name, f"{100 * measured.passed:.1f} %", stated(world.most_pass), f"{100 * measured.failed:.1f} %", stated(world.most_fail),
+        f"{100 * measured.undecided:.1f} %", f"*{100 * measured.naive_passed:.1f} %*", f"*{100 * measured.naive_failed:.1f} %*",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

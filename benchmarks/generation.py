@@ -138,11 +138,11 @@ def report(
     print(
         f"shape {args.model_shape}, {args.dtype}, {args.prompts} x {args.group}, {size}, {args.threads} threads, {args.rounds} rounds"
     )
-    for name, found in speeds.items():
-        ratio = statistics.median(a / b for a, b in zip(speeds["rlhf"], found, strict=True))
-        spread = f"({min(found):,.0f} to {max(found):,.0f})"
+    for name, speeds_of_engine in speeds.items():
+        ratio = statistics.median(a / b for a, b in zip(speeds["rlhf"], speeds_of_engine, strict=True))
+        spread = f"({min(speeds_of_engine):,.0f} to {max(speeds_of_engine):,.0f})"
         print(
-            f"  {name:19} {statistics.median(found):8,.0f} tokens a processor second {spread:18} ours / this {ratio:6.2f}"
+            f"  {name:19} {statistics.median(speeds_of_engine):8,.0f} tokens a processor second {spread:18} ours / this {ratio:6.2f}"
         )
     total = clock.seconds["all"]
     parts = {name: seconds / total for name, seconds in clock.seconds.items() if name != "all"}
@@ -166,7 +166,7 @@ class Work:
         engine.lengths = self.lengths
         start = time.process_time()
         groups = engine.generate(self.prompts, num_samples=self.group, sampling=sampling, seed=0, rollout_index=step)
-        return Round([c.tokens for found in groups for c in found], time.process_time() - start)
+        return Round([c.tokens for group in groups for c in group], time.process_time() - start)
 
     @torch.no_grad()
     def theirs(self, model: PreTrainedModel, sampling: SamplingConfig, *, autocast: bool) -> Round:
@@ -215,11 +215,11 @@ class Clock:
     def _timed(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
         def run(*args: object, **kwargs: object) -> object:
             start = time.process_time()
-            found = method(*args, **kwargs)
+            returned = method(*args, **kwargs)
             if self.on:
                 self.seconds[name] += time.process_time() - start
                 self.calls[name] += 1
-            return found
+            return returned
 
         return run
 
@@ -245,8 +245,8 @@ def build_prompts(policy: PolicyModel, lengths: np.ndarray, rng: np.random.Gener
 
 def log_normal(rng: np.random.Generator, count: int, *, mean: float, most: int) -> np.ndarray:
     """int64 [count] lengths of this mean before the cut at ``most``."""
-    found = rng.lognormal(math.log(mean) - SIGMA**2 / 2, SIGMA, count)
-    return np.clip(found.round(), 1, most).astype(np.int64)
+    lengths = rng.lognormal(math.log(mean) - SIGMA**2 / 2, SIGMA, count)
+    return np.clip(lengths.round(), 1, most).astype(np.int64)
 
 
 def arguments() -> argparse.Namespace:

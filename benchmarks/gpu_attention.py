@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = [Prompt(str(n), _tokens(SAMPLED_PROMPT, numbers), "") for n in range(4)]
     for _ in range(WARM_UP):
         began = time.perf_counter()
-        found = engine.generate(
+        completions = engine.generate(
             prompts, num_samples=8, sampling=SamplingConfig(max_new_tokens=SAMPLED_TOKENS), seed=0, rollout_index=0
         )
         taken = time.perf_counter() - began
-    count = sum(len(completion.tokens) for group in found for completion in group)
+    count = sum(len(completion.tokens) for group in completions for completion in group)
     print(f"sampling, 4 prompts 8 times: {count} tokens, {count / taken:.0f} tokens/s")
 
 

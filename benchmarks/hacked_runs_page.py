@@ -105,11 +105,11 @@ def hacked_lines(rows: Sequence[Row]) -> list[str]:
     ]
     kinds = dict.fromkeys(row["kind"] for row in rows)
     groups = [(name, [row for row in rows if row["kind"] == name]) for name in kinds]
-    for name, found in [*groups, ("all", list(rows))]:
-        fell = [row for row in found if is_hack(row)]
+    for name, of_group in [*groups, ("all", list(rows))]:
+        fell = [row for row in of_group if is_hack(row)]
         cells = [detected(fell, [detector]) for detector in detectors]
         lines.append(
-            f"| {name} | {len(fell)} of {len(found)} | " + " | ".join(cells) + f" | {detected(fell, ACTING)} |"
+            f"| {name} | {len(fell)} of {len(of_group)} | " + " | ".join(cells) + f" | {detected(fell, ACTING)} |"
         )
     return lines
 

@@ -256,12 +256,12 @@ class Run:
 def first_alarms(run: Run, config: HackingConfig, *, since: int = 0, rollouts: bool = True) -> dict[str, int]:
     """Detector -> step of its first alarm at ``since`` or later; those without one are left out. What looked is not asked again."""
     detector = RewardHackingDetector(config, horizon=STEPS // EVERY)
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
 
     def look(observation: HeldOutObservation | RolloutObservation) -> None:
         for alarm in detector.check_observation(observation).alarms:
             if alarm.step >= since:
-                found.setdefault(alarm.detector, alarm.step)
+                steps.setdefault(alarm.detector, alarm.step)
                 detector.detectors.pop(alarm.detector, None)
 
     for held_out, sample_anchor in run.held_out():
@@ -271,7 +271,7 @@ def first_alarms(run: Run, config: HackingConfig, *, since: int = 0, rollouts: b
     if rollouts:
         for rollout in run.rollouts(max(0, since - 60)):
             look(rollout)
-    return found
+    return steps
 
 
 def exact_interval(count: int, runs: int) -> tuple[float, float]:
@@ -357,8 +357,8 @@ def compared(healthy: dict[str, Cell], hacked: dict[str, Cell], few: dict[str, C
     ]
     lines += [
         row(f"`{detector}`", hack, hacked[hack].detected(detector), there)
-        for detector, found in RESEARCH.items()
-        for hack, there in found.items()
+        for detector, of_detector in RESEARCH.items()
+        for hack, there in of_detector.items()
         if hack in hacked
     ]
     return lines
@@ -449,16 +449,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def cell(key: str, world: str, **settings: Any) -> Cell:
         """Simulated, or kept from an earlier call with the same settings."""
-        found = cells.get(key)
-        if found is None or found["settings"] != settings:
+        record = cells.get(key)
+        if record is None or record["settings"] != settings:
             began = time.process_time()
             simulated = simulate(world, (HEALTHY | HACKS)[world], **settings)
             seconds = time.process_time() - began
-            found = cells[key] = {"settings": settings, "seconds": round(seconds, 1), "cell": asdict(simulated)}
+            record = cells[key] = {"settings": settings, "seconds": round(seconds, 1), "cell": asdict(simulated)}
             print(f"{key}: {seconds:.0f} s", file=sys.stderr, flush=True)
             if kept is not None:
                 write_json(kept, cells)
-        return Cell(**found["cell"])
+        return Cell(**record["cell"])
 
     runs, some = chosen.runs, chosen.rollout_runs
     healthy = {name: cell(name, name, runs=runs, rollout_runs=some) for name in chosen.worlds if name in HEALTHY}
@@ -470,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     noise = {"runs": chosen.noise_runs, "rollout_runs": 0}
     names = {f"noise, {n} prompts": n for n in chosen.num_prompts}
     few = {name: cell(name, "noise", num_prompts=n, **noise) for name, n in names.items()}
-    seconds = sum(found["seconds"] for found in cells.values())
+    seconds = sum(record["seconds"] for record in cells.values())
     page = table(healthy, hacked, few, "python " + shlex.join(sys.argv), seconds)
     if chosen.write:
         chosen.write.write_text(page, encoding="utf-8")

@@ -92,7 +92,7 @@ class PlantedJudge:
 
 def drawn(world: World, rng: np.random.Generator) -> list[LabeledPair]:
     """Pairs with votes of people."""
-    found = []
+    labeled = []
     for prompt in range(world.prompts):
         hard = int(rng.random() < 0.5)
         for number in range(world.pairs):
@@ -110,8 +110,8 @@ def drawn(world: World, rng: np.random.Generator) -> list[LabeledPair]:
                 columns={"better": better, "hard": hard, "own": texts[own]},
             )  # fmt: skip
             models = ("mine", "other") if own == 0 else ("other", "mine")
-            found.append(LabeledPair(pair=pair, votes=votes, models=models))
-    return found
+            labeled.append(LabeledPair(pair=pair, votes=votes, models=models))
+    return labeled
 
 
 def measured(world: World, seed: int) -> JudgeMeasurement:
@@ -164,12 +164,12 @@ def truth(world: World) -> dict[str, float]:
     return {name: sum(rates[name] for rates in each) / len(each) for name in each[0]}
 
 
-def estimate_of(found: JudgeMeasurement, name: str) -> Estimate:
+def estimate_of(measurement: JudgeMeasurement, name: str) -> Estimate:
     """By its name in ``truth``."""
     if name == "first_rate":
-        assert found.position is not None
-        return found.position.first_rate
-    estimate: Estimate = getattr(found, name)
+        assert measurement.position is not None
+        return measurement.position.first_rate
+    estimate: Estimate = getattr(measurement, name)
     return estimate
 
 
@@ -177,9 +177,9 @@ def coverage(world: World, seeds: int) -> dict[str, float]:
     """Share of seeds whose interval holds the truth."""
     held = dict.fromkeys(truth(world), 0)
     for seed in range(seeds):
-        found = measured(world, seed)
+        measurement = measured(world, seed)
         for name, value in truth(world).items():
-            held[name] += estimate_of(found, name).low <= value <= estimate_of(found, name).high
+            held[name] += estimate_of(measurement, name).low <= value <= estimate_of(measurement, name).high
     return {name: count / seeds for name, count in held.items()}
 
 
@@ -250,11 +250,11 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="Markdown file to write; without it the page is printed.")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     given = parser.parse_args()
-    found = page(given.seeds)
+    page_text = page(given.seeds)
     if given.write is not None:
-        given.write.write_text(found, encoding="utf-8")
+        given.write.write_text(page_text, encoding="utf-8")
     else:
-        print(found)
+        print(page_text)
 
 
 if __name__ == "__main__":

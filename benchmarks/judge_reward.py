@@ -65,18 +65,18 @@ def run_seed(
     with judging_server(Faults(), seed=seed, port=20_000 + seed) as server:
         pipeline = Pipeline(recipe_of(seed, server.url, modes, rollouts, folder), console=console)
         pipeline.run()
-    found = {}
+    by_mode = {}
     for mode in modes:
         evaluated = pipeline.artifacts[f"evaluate_{mode}"].metrics
         (record,) = read_json(folder / f"judge-{seed}" / mode / "judge_rewards.json").values()
-        found[mode] = {**record, **{key: evaluated[key] for key in ("win_rate", "win_rate_low", "win_rate_high")}}
-    return found
+        by_mode[mode] = {**record, **{key: evaluated[key] for key in ("win_rate", "win_rate_low", "win_rate_high")}}
+    return by_mode
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file of ours."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def table(rows: dict[int, dict[str, dict[str, Any]]], modes: Sequence[str], rollouts: int, command: str) -> str:
@@ -105,8 +105,8 @@ def table(rows: dict[int, dict[str, dict[str, Any]]], modes: Sequence[str], roll
         "|---|---|---|---|---|",
     ]
     for mode in modes:
-        for seed, found in rows.items():
-            each = found[mode]
+        for seed, of_seed in rows.items():
+            each = of_seed[mode]
             unparsed = percentage(each["unparsed"] / each["questions"])
             rate = f"{each['win_rate']:.3f} [{each['win_rate_low']:.3f}, {each['win_rate_high']:.3f}]"
             lines.append(f"| `{mode}` | {seed} | {each['questions']:,} | {unparsed} | {rate} |")

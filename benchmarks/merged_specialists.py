@@ -152,21 +152,23 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "specialists")
     parser.add_argument("--write", type=Path, help="Markdown file; the numbers go beside it as JSON.")
     options = parser.parse_args()
-    found = {}
+    by_seed = {}
     for seed in options.seeds:
-        found[seed] = of_seed(seed, options.folder / str(seed), options.steps, options.limit)
-        print(f"seed {seed}:", json.dumps(found[seed]), flush=True)
-    rows = list(found[options.seeds[0]])
+        by_seed[seed] = of_seed(seed, options.folder / str(seed), options.steps, options.limit)
+        print(f"seed {seed}:", json.dumps(by_seed[seed]), flush=True)
+    rows = list(by_seed[options.seeds[0]])
     lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
-    lines += [f"| {row} | {' | '.join(interval([found[s][row][c] for s in found]) for c in COLUMNS)} |" for row in rows]
+    lines += [
+        f"| {row} | {' | '.join(interval([by_seed[s][row][c] for s in by_seed]) for c in COLUMNS)} |" for row in rows
+    ]
     head = (
         f"# Two specialists merged\n\nMade by `python benchmarks/merged_specialists.py --seeds {' '.join(map(str, options.seeds))} --steps "
-        f"{options.steps} --limit {options.limit}`: {len(found)} seeds, mean ± half a 95 % t interval over seeds.\n\n"
+        f"{options.steps} --limit {options.limit}`: {len(by_seed)} seeds, mean ± half a 95 % t interval over seeds.\n\n"
     )
     print("\n".join(lines))
     if options.write:
         options.write.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
-        options.write.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        options.write.with_suffix(".json").write_text(json.dumps(by_seed, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -52,19 +52,19 @@ def section(name: str, pipeline: Pipeline) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evaluation_lines(stage: str, found: Mapping[str, Any]) -> list[str]:
+def evaluation_lines(stage: str, record: Mapping[str, Any]) -> list[str]:
     """Before, after and gain of what matters, with 95 % intervals, and the first samples of the file."""
-    lines = ["", f"### {stage}: {found['settings']['judge']}", "", "| | before | after | gain |", "|---|---|---|---|"]
+    lines = ["", f"### {stage}: {record['settings']['judge']}", "", "| | before | after | gain |", "|---|---|---|---|"]
     for quantity in ("gold", "proxy", "length", "distinct_2", "unended_frac"):
-        if quantity in found["changes"]:
-            change = found["changes"][quantity]
+        if quantity in record["changes"]:
+            change = record["changes"][quantity]
             lines.append(
                 f"| {quantity} | " + " | ".join(estimate(change[side]) for side in ("before", "after", "gain")) + " |"
             )
-    lines += ["", f"KL from the start: {estimate(found['kl']['k1'])} nats per sequence."]
-    if found["hacking"]:
-        lines += ["", f"The report on over-optimization: {found['hacking']['sentence']}"]
-    for sample in [s for s in found["samples"] if s["chosen_as"] == "first"][:NUM_SAMPLES]:
+    lines += ["", f"KL from the start: {estimate(record['kl']['k1'])} nats per sequence."]
+    if record["hacking"]:
+        lines += ["", f"The report on over-optimization: {record['hacking']['sentence']}"]
+    for sample in [s for s in record["samples"] if s["chosen_as"] == "first"][:NUM_SAMPLES]:
         lines += [
             "",
             f"> **{one_line(sample['prompt'])}**",

@@ -75,15 +75,16 @@ def run_seed(seed: int, base: str, folder: Path, arms: Sequence[str], console: C
     began = time.monotonic()
     pipeline = Pipeline(combined_recipe(seed, base, folder, arms), console=console)
     pipeline.run()
-    found = pipeline.artifacts
+    artifacts = pipeline.artifacts
     return {
         "seed": seed,
         "base": base,
-        "reward_accuracy": found["reward"].metrics["eval/accuracy"] if "reward" in found else None,
+        "reward_accuracy": artifacts["reward"].metrics["eval/accuracy"] if "reward" in artifacts else None,
         "arms": {
-            arm: {**found[f"evaluate_{ARMS[arm][1]}"].metrics, "seconds": found[ARMS[arm][1]].seconds} for arm in arms
+            arm: {**artifacts[f"evaluate_{ARMS[arm][1]}"].metrics, "seconds": artifacts[ARMS[arm][1]].seconds}
+            for arm in arms
         },
-        "seconds": {name: a.seconds for name, a in found.items()},
+        "seconds": {name: a.seconds for name, a in artifacts.items()},
         "wall_seconds": time.monotonic() - began,
     }
 

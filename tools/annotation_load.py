@@ -121,9 +121,9 @@ class Annotator:
         answer = await self.client.post("/join", data={"token": token})
         assert answer.status_code == 303, answer.text
         page = await self.client.get("/", headers={"Accept": "text/html"})
-        found = CSRF.search(page.text)
-        assert found, f"no CSRF token on the page: {page.status_code} {page.text[:300]}"
-        self.client.headers["X-CSRF-Token"] = found[1]
+        csrf = CSRF.search(page.text)
+        assert csrf, f"no CSRF token on the page: {page.status_code} {page.text[:300]}"
+        self.client.headers["X-CSRF-Token"] = csrf[1]
 
     async def work(self, count: int) -> None:
         """Judge so many tasks."""
@@ -237,8 +237,8 @@ def check(place: str, outcome: Outcome, *, expected: int) -> None:
     ]:
         say(f"{len(crowded)} tasks have more than {OVERLAP} judgments")
     for key, sent in outcome.acknowledged.items():
-        if key in kept and (found := _as_sent(*kept[key])) != sent:
-            say(f"{sent} was sent, and {found} is kept")
+        if key in kept and (kept_text := _as_sent(*kept[key])) != sent:
+            say(f"{sent} was sent, and {kept_text} is kept")
             break
 
 
@@ -294,8 +294,8 @@ assignment it was sent with; no task has more judgments than its overlap of {OVE
 
 
 def _count(outcome: Outcome, *words: str) -> str:
-    found = [problem for problem in outcome.problems if any(word in problem for word in words)]
-    return "; ".join(found) or "0"
+    named = [problem for problem in outcome.problems if any(word in problem for word in words)]
+    return "; ".join(named) or "0"
 
 
 def _quantiles(seconds: list[float], unit: float = 1.0) -> str:

@@ -41,11 +41,11 @@ def code(words: Iterable[str]) -> str:
 def by_method(layout: Layout) -> dict[str, list[tuple[str, Entry]]]:
     """(key, entry) of a project, by the methods that have it; those of every method first."""
     rows: dict[str, list[tuple[str, Entry]]] = {"": list(layout.common.items())}
-    found: dict[tuple[str, int], tuple[str, Entry, list[str]]] = {}
+    by_entry: dict[tuple[str, int], tuple[str, Entry, list[str]]] = {}
     for method, entries in layout.methods.items():
         for key, entry in entries.items():
-            found.setdefault((key, id(entry)), (key, entry, []))[2].append(method)
-    for key, entry, methods in found.values():
+            by_entry.setdefault((key, id(entry)), (key, entry, []))[2].append(method)
+    for key, entry, methods in by_entry.values():
         rows.setdefault(", ".join(methods), []).append((key, entry))
     return rows
 
@@ -110,9 +110,9 @@ def rendered() -> str:
     text = PAGE.read_text(encoding="utf-8")
     for name, content in blocks().items():
         start, end = f"<!-- {name}: written by tools/coming_from.py -->", f"<!-- {name}: end -->"
-        before, found, rest = text.partition(start)
+        before, mark, rest = text.partition(start)
         _, closed, after = rest.partition(end)
-        if not found or not closed:
+        if not mark or not closed:
             raise SystemExit(f"{PAGE} has no place marked {name!r}.")
         text = f"{before}{start}\n{content}\n{end}{after}"
     return text

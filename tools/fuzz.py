@@ -153,14 +153,14 @@ def read_checkpoint(folder: Path, _: random.Random) -> None:
 
     artifact = Artifact.read(folder / "stage")
     assert artifact is None or isinstance(artifact.files, Mapping), "a record of other types is no record"
-    found = CheckpointManager(folder / "stage", identity={"recipe": "fuzz"}).load_latest(warn=lambda _: None)
-    if found is not None:
-        step = found.state["step"]
-        assert found.step == step, f"the checkpoint says step {found.step}, its state is of step {step}"
-        weights = found.weights["policy"]
+    checkpoint = CheckpointManager(folder / "stage", identity={"recipe": "fuzz"}).load_latest(warn=lambda _: None)
+    if checkpoint is not None:
+        step = checkpoint.state["step"]
+        assert checkpoint.step == step, f"the checkpoint says step {checkpoint.step}, its state is of step {step}"
+        weights = checkpoint.weights["policy"]
         assert torch.equal(weights["weight"], torch.full((3, 2), float(step))), "wrong weights were loaded"
         assert torch.equal(weights["bias"], torch.full((3,), -float(step))), "wrong weights were loaded"
-        assert torch.equal(found.state["rng"], torch.arange(step + 3)), "wrong state was loaded"
+        assert torch.equal(checkpoint.state["rng"], torch.arange(step + 3)), "wrong state was loaded"
 
 
 def warm_up(kind: str) -> None:

@@ -24,7 +24,7 @@ from tests.fixtures.invariance import WAYS, difference
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "invariance.md"
 
 
-def page(found: dict[str, dict[str, float]], seconds: float) -> str:
+def page(differences: dict[str, dict[str, float]], seconds: float) -> str:
     """The table, by family, and what its columns compare."""
     lines = [
         "# What gradients do not depend on",
@@ -41,7 +41,7 @@ def page(found: dict[str, dict[str, float]], seconds: float) -> str:
     ]
     for family, words in FAMILIES.items():
         lines += ["", f"## {words}", "", "| method | " + " | ".join(WAYS) + " |", "|---|" + "---|" * len(WAYS)]
-        for name, by_way in found.items():
+        for name, by_way in differences.items():
             if METHODS[name].family == family:
                 cells = [f"{by_way[way]:.0e}" if by_way[way] else "0" for way in WAYS]
                 lines.append(f"| [{name}](../methods/{name}.md) | " + " | ".join(cells) + " |")
@@ -60,9 +60,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.process_time()
-    found = {name: {way: difference(name, way) for way in WAYS} for name in METHODS}
-    write_text(arguments.write, page(found, time.process_time() - began))
-    worst = max((value, name, way) for name, ways in found.items() for way, value in ways.items())
+    differences = {name: {way: difference(name, way) for way in WAYS} for name in METHODS}
+    write_text(arguments.write, page(differences, time.process_time() - began))
+    worst = max((value, name, way) for name, ways in differences.items() for way, value in ways.items())
     print(f"{arguments.write}: largest {worst[0]:.1e} ({worst[1]}, {worst[2]}).")
 
 

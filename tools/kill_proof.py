@@ -97,10 +97,10 @@ class Run:
         """Another one whenever something was written to the log."""
         path = self.folder / "events.jsonl"
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             return None
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size
 
     @property
     def alive(self) -> bool:
@@ -172,13 +172,13 @@ def prove(
 def plan_kills(count: int, num_events: int, rng: random.Random) -> list[tuple[str, float]]:
     """How and where: places of the log in rising order, or seconds after the start."""
     places = sorted(rng.uniform(0, 0.97 * num_events) for _ in range(count))
-    found: list[tuple[str, float]] = []
+    kills: list[tuple[str, float]] = []
     for number, place in enumerate(places, start=1):
         if number % 5 == 0:
-            found.append(("start", rng.uniform(0.2, 6.0)))
+            kills.append(("start", rng.uniform(0.2, 6.0)))
         else:
-            found.append(("saving" if number % 4 == 0 else "log", place))
-    return found
+            kills.append(("saving" if number % 4 == 0 else "log", place))
+    return kills
 
 
 def wait_for(run: Run, how: str, place: float) -> str | None:
@@ -226,14 +226,14 @@ def differences(whole: Path, hurt: Path, proof: Proof) -> Iterator[str]:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """Whole lines of a run's log."""
-    found = []
+    rows = []
     path = folder / "events.jsonl"
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             continue  # the line that the kill cut
-    return found
+    return rows
 
 
 def metrics_of(folder: Path) -> list[tuple[str, str, int, dict[str, Any]]]:

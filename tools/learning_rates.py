@@ -168,9 +168,9 @@ def table(method: str, rows: Mapping[str, tuple[Cell, Sequence[Cell], float | No
     for model, (start, cells, suggested) in rows.items():
         works = working(method, cells, start)
         shown = " to ".join(dict.fromkeys(map(rate_text, (works[0], works[-1])))) if works else "none"
-        found = "nothing" if suggested is None else f"{suggested:.1e}".replace("e-0", "e-")
+        suggested_text = "nothing" if suggested is None else f"{suggested:.1e}".replace("e-0", "e-")
         each = " | ".join(cell_text(cell) for cell in (start, *cells))
-        lines.append(f"| {model} | {each} | {shown} | {found} |")
+        lines.append(f"| {model} | {each} | {shown} | {suggested_text} |")
     return lines
 
 
@@ -198,20 +198,20 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=tuple(RATES), default=tuple(RATES))
     parser.add_argument("--write", type=Path, default=ROOT / "docs" / "learning-rates.md")
     arguments = parser.parse_args()
-    found: dict[str, dict[str, tuple[Cell, Sequence[Cell], float | None]]] = {
+    by_method: dict[str, dict[str, tuple[Cell, Sequence[Cell], float | None]]] = {
         method: {} for method in arguments.methods
     }
     for model in arguments.models:
         pipeline = Pipeline(grid(model, arguments.methods, arguments.unseen, arguments.out))
         pipeline.run(brief=True, ignore_code=True)
         for method in arguments.methods:
-            found[method][model] = measured(pipeline, method)
+            by_method[method][model] = measured(pipeline, method)
     library = ", ".join(f"{name} {version}" for name, version in versions().items() if name in ("rlhf", "torch"))
     command = "python " + shlex.join(sys.argv)
     lines = [f"Made by `{command}` on {machine()['cpu']}, one thread; {library}.", ""]
     lines += [f"* `{model}`: {words}" for model, words in MODELS.items() if model in arguments.models]
     for method in arguments.methods:
-        lines += ["", f"### {method}", "", *table(method, found[method])]
+        lines += ["", f"### {method}", "", *table(method, by_method[method])]
     text = "\n".join(lines)
     print(text)
     page = arguments.write.read_text(encoding="utf-8") if arguments.write.is_file() else f"{BEGIN}\n{END}\n"

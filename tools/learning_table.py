@@ -108,20 +108,22 @@ def run_one(name: str, seed: int, folder: Path, *, ignore_code: bool) -> dict[st
         return {}
     row: dict[str, Any] = {"method": name, "seed": seed}
     recipe = method_recipe(name, seed, folder)
-    found: Mapping[str, Any] = {}
+    artifacts: Mapping[str, Any] = {}
     if recipe is not None:
         pipeline = Pipeline(recipe)
         pipeline.run(ignore_code=ignore_code)
-        found = pipeline.artifacts
-    if "evaluate" in found:
-        row |= found["evaluate"].metrics
-    elif name in found:
-        row |= {key: value for key, value in found[name].metrics.items() if key.startswith("eval/")}
-    row["seconds"] = sum(artifact.seconds for stage, artifact in found.items() if stage not in ("evaluate", "world"))
+        artifacts = pipeline.artifacts
+    if "evaluate" in artifacts:
+        row |= artifacts["evaluate"].metrics
+    elif name in artifacts:
+        row |= {key: value for key, value in artifacts[name].metrics.items() if key.startswith("eval/")}
+    row["seconds"] = sum(
+        artifact.seconds for stage, artifact in artifacts.items() if stage not in ("evaluate", "world")
+    )
     if name in HEAD:
         summary = json.loads((folder / "shared" / "summary.json").read_text(encoding="utf-8"))
         row["seconds"] = summary["stages"][name]["seconds"]
-    row |= made_by(found if found else shared_artifacts(folder / "shared"))
+    row |= made_by(artifacts if artifacts else shared_artifacts(folder / "shared"))
     row |= {"commit": commit(), "recipe": recipe_hash(name), "cpu": machine()["cpu"]}
     if METHODS[name].kind == "reward":
         where = folder / "shared" / "reward" if name in HEAD else folder / name / name
@@ -131,7 +133,9 @@ def run_one(name: str, seed: int, folder: Path, *, ignore_code: bool) -> dict[st
 
 def shared_artifacts(folder: Path) -> Mapping[str, Any]:
     """Those of the stages that all recipes share, for a method that is one of them."""
-    return {stage.name: found for stage in sorted(folder.iterdir()) if (found := Artifact.read(stage)) is not None}
+    return {
+        stage.name: artifact for stage in sorted(folder.iterdir()) if (artifact := Artifact.read(stage)) is not None
+    }
 
 
 def made_by(artifacts: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,12 +213,12 @@ def train(methods: Sequence[str], seeds: Sequence[int], folder: Path, *, jobs: i
 
 def rows_there(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Method to its rows, by seed, of all runs that were measured."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for name in METHODS:
         files = sorted(folder.glob(f"seed-*/{name}.json"), key=lambda file: int(file.parent.name.removeprefix("seed-")))
         if files:
-            found[name] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return found
+            rows[name] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return rows
 
 
 def merged(kept: Iterable[dict[str, Any]], made: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -264,7 +268,7 @@ def judge_table(rows: Mapping[str, list[dict[str, Any]]], names: Iterable[str], 
     for name in names:
         by_seed = {row["seed"]: accuracy_of(row) for row in rows[name]}
         cells = [_share(by_seed.get(seed)) for seed in seeds]
-        values = [found["value"] for found in by_seed.values() if found is not None]
+        values = [rate["value"] for rate in by_seed.values() if rate is not None]
         cells.append(interval(values) if values else "-")
         cells.append(_mean(rows[name], "seconds", 0))
         lines.append(f"| [{name}](../methods/{name}.md) | " + " | ".join(cells) + " |")
@@ -274,8 +278,8 @@ def judge_table(rows: Mapping[str, list[dict[str, Any]]], names: Iterable[str], 
 def accuracy_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of a model that judges: accuracy on pairs, or a process reward model's F1, which a model that calls all steps right does not get."""
     if row.get("pair_accuracy") is not None:
-        found: dict[str, Any] = row["pair_accuracy"]
-        return found
+        accuracy: dict[str, Any] = row["pair_accuracy"]
+        return accuracy
     value = row.get("eval/f1")
     return None if value is None else {"value": value, "low": row["eval/f1_low"], "high": row["eval/f1_high"]}
 
@@ -287,12 +291,12 @@ def _win_rate(row: Mapping[str, Any] | None) -> str:
     return f"{shown} †" if row.get("hacking") == GAMED else shown
 
 
-def _share(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _share(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
         return "-"
-    if found.get("low") is None:
-        return f"{found['value']:.3f}"
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+    if estimate.get("low") is None:
+        return f"{estimate['value']:.3f}"
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str, digits: int) -> str:
@@ -302,9 +306,9 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str, digits: int) -> str:
 
 def made_with(rows: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     """Versions of the rows, this environment's where they do not say; and methods whose rows are of more than one code."""
-    found = [row["versions"] for each in rows.values() for row in each if row.get("versions")] or [versions()]
+    used = [row["versions"] for each in rows.values() for row in each if row.get("versions")] or [versions()]
     shown = ("rlhf", "torch", "transformers")
-    packages = {name: sorted({each[name] for each in found if name in each}) for name in shown}
+    packages = {name: sorted({each[name] for each in used if name in each}) for name in shown}
     words = ", ".join(f"{name} {' and '.join(numbers)}" for name, numbers in packages.items() if numbers)
     commits: dict[str, list[str]] = {}
     for name, each in rows.items():
@@ -339,7 +343,7 @@ def command_of(words: Sequence[str], rows: Mapping[str, list[dict[str, Any]]]) -
             dropped = word in ("--seeds", "--methods", "--collect", "--keep", "--folder")
         if not dropped:
             kept.append(word)
-    seeds = sorted({row["seed"] for found in rows.values() for row in found})
+    seeds = sorted({row["seed"] for of_method in rows.values() for row in of_method})
     methods = [name for name in METHODS if name in rows]
     kept += [] if len(methods) == len(METHODS) else ["--methods", *methods]
     kept += [] if seeds == list(SEEDS) else ["--seeds", *map(str, seeds)]
@@ -348,9 +352,11 @@ def command_of(words: Sequence[str], rows: Mapping[str, list[dict[str, Any]]]) -
 
 def page(rows: Mapping[str, list[dict[str, Any]]], command: str) -> str:
     """The whole page."""
-    seeds = sorted({row["seed"] for found in rows.values() for row in found})
+    seeds = sorted({row["seed"] for of_method in rows.values() for row in of_method})
     packages, *mixed = made_with(rows)
-    cpus = " and ".join(sorted({row.get("cpu") or machine()["cpu"] for found in rows.values() for row in found}))
+    cpus = " and ".join(
+        sorted({row.get("cpu") or machine()["cpu"] for of_method in rows.values() for row in of_method})
+    )
     lines = [
         "# Every method on the embedded world",
         "",
@@ -445,7 +451,7 @@ def main() -> None:
         raise SystemExit(f"There is no finished run in {folder}.")
     if arguments.keep:
         kept = json.loads(arguments.write.with_suffix(".json").read_text(encoding="utf-8"))
-        rows = {name: found for name in METHODS if (found := merged(kept.get(name, []), rows.get(name, [])))}
+        rows = {name: of_method for name in METHODS if (of_method := merged(kept.get(name, []), rows.get(name, [])))}
     write_text(arguments.write, page(rows, command_of(sys.argv[1:], rows)))
     write_json(arguments.write.with_suffix(".json"), rows)
     print(f"{arguments.write}: {len(rows)} methods.")

@@ -47,7 +47,7 @@ def block(name: str, content: str) -> str:
 
 def with_block(text: str, name: str, content: str, *, source: str) -> str:
     """The text with what stands between the marks of that name replaced."""
-    found, count = re.subn(
+    replaced, count = re.subn(
         rf"<!-- {name}: written by tools/method_pages.py -->\n.*?<!-- {name}: end -->",
         lambda _: block(name, content),
         text,
@@ -55,7 +55,7 @@ def with_block(text: str, name: str, content: str, *, source: str) -> str:
     )
     if count != 1:
         raise SystemExit(f"{source} has {count} blocks marked {name!r}; there should be one.")
-    return found
+    return replaced
 
 
 # --- pages --------------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def own_stage(name: str) -> dict[str, Any]:
     """The method's own stage in its recipe, values as they are written."""
     if name in method_stages(name):
         return method_stages(name)[name]
-    found: dict[str, Any] = yaml.load(rendered_recipe(name), Loader=yaml.BaseLoader)["stages"][name]
-    return found
+    stage: dict[str, Any] = yaml.load(rendered_recipe(name), Loader=yaml.BaseLoader)["stages"][name]
+    return stage
 
 
 @functools.cache
@@ -234,10 +234,10 @@ def evaluation(name: str, method: Method, policy: str) -> dict[str, Any] | None:
 @functools.cache
 def quickstart_evaluation() -> dict[str, Any]:
     """The quickstart's last stage, every value as it is written."""
-    found: dict[str, Any] = yaml.load(QUICKSTART.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["stages"][
+    stage: dict[str, Any] = yaml.load(QUICKSTART.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["stages"][
         "evaluate"
     ]
-    return found
+    return stage
 
 
 def method_stages(name: str) -> dict[str, dict[str, Any]]:

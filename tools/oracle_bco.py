@@ -85,14 +85,14 @@ def main() -> None:
     with unpacked(arguments.wheel):
         from trl.experimental.bco import bco_trainer
 
-        found, controls = {}, []
+        differences, controls = {}, []
         for name, sizes in CASES.items():
             theirs = of_trl(bco_trainer, sizes)
             shift = None if len(sizes) == 1 else float(theirs["shift"])
-            found[name] = difference(of_ours(sizes, beta=BETA, shift=shift), theirs)
+            differences[name] = difference(of_ours(sizes, beta=BETA, shift=shift), theirs)
             controls.append(difference(of_ours(sizes, beta=1.01 * BETA, shift=shift), theirs))
-            print(f"{name}: {found[name]:.1e}")
-    largest, control = max(found.values()), min(controls)
+            print(f"{name}: {differences[name]:.1e}")
+    largest, control = max(differences.values()), min(controls)
     if largest > LIMIT or control < 1e-3:
         raise SystemExit(
             f"Largest difference {largest:.1e} (limit {LIMIT:g}); a beta off by one percent: {control:.1e}."
@@ -102,7 +102,7 @@ def main() -> None:
     kinds = list(theirs)
     write_json(
         arguments.write,
-        {"trl": VERSION, "compared": kinds, "cases": list(found), "largest": largest, "control": control},
+        {"trl": VERSION, "compared": kinds, "cases": list(differences), "largest": largest, "control": control},
     )
     print(f"{arguments.write}: largest difference {largest:.1e}; a beta off by one percent {control:.1e}.")
 

@@ -168,7 +168,7 @@ def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, 
 
 def cases() -> dict[str, tuple[list[int], dict[str, Any]]]:
     """Every combination, by name."""
-    found = {}
+    by_name = {}
     for (shape, lengths), estimator, whiten in itertools.product(SHAPES.items(), ("k1", "k3"), (False, True)):
         full = min(lengths) == COLUMNS
         if whiten and not full:
@@ -177,8 +177,8 @@ def cases() -> dict[str, tuple[list[int], dict[str, Any]]]:
             "kl": {"coef": 0.05, "estimator": estimator}, "gamma": 0.98 if full else 1.0, "lam": 0.95, "clip_low": 0.2,
             "clip_high": 0.2, "clip_value": 0.2, "value_coef": 0.1, "whiten_rewards": whiten,
         }  # fmt: skip
-        found[f"{shape}, {estimator}{', whitened rewards' if whiten else ''}"] = (lengths, settings)
-    return found
+        by_name[f"{shape}, {estimator}{', whitened rewards' if whiten else ''}"] = (lengths, settings)
+    return by_name
 
 
 def main() -> None:
@@ -194,14 +194,14 @@ def main() -> None:
         from trl.experimental.ppo import ppo_trainer
 
         source = inspect.getsource(ppo_trainer.PPOTrainer.train)
-        found, worst_control = {}, float("inf")
+        differences, worst_control = {}, float("inf")
         for name, (lengths, settings) in cases().items():
             theirs = of_trl(ppo_trainer, source, numbers(lengths), settings)
-            found[name] = difference(of_ours(numbers(lengths), settings), theirs)
+            differences[name] = difference(of_ours(numbers(lengths), settings), theirs)
             wrong = {**settings, "clip_high": 0.202, "lam": 0.9405}  # one percent off
             worst_control = min(worst_control, max(difference(of_ours(numbers(lengths), wrong), theirs).values()))
-            print(f"{name}: {max(found[name].values()):.1e}")
-    largest = max(max(kinds.values()) for kinds in found.values())
+            print(f"{name}: {max(differences[name].values()):.1e}")
+    largest = max(max(kinds.values()) for kinds in differences.values())
     if largest > LIMIT or worst_control < 1e-4:
         raise SystemExit(
             f"Largest difference {largest:.1e} (limit {LIMIT:g}); settings off by one percent: {worst_control:.1e}."
@@ -211,13 +211,13 @@ def main() -> None:
     result = {
         "trl": VERSION,
         "compared": list(theirs),
-        "cases": list(found),
+        "cases": list(differences),
         "largest": largest,
         "control": worst_control,
     }
     write_text(arguments.write, json.dumps(result, indent=2) + "\n")
     print(
-        f"{arguments.write}: {len(found)} cases, largest difference {largest:.1e}; settings off by one percent {worst_control:.1e}."
+        f"{arguments.write}: {len(differences)} cases, largest difference {largest:.1e}; settings off by one percent {worst_control:.1e}."
     )
 
 

@@ -147,42 +147,42 @@ def page(cases: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ppo(found: Mapping[str, Any]) -> list[str]:
+def _ppo(row: Mapping[str, Any]) -> list[str]:
     """What tools/oracle_ppo.py found."""
-    compared, cases = ", ".join(found["compared"]), "; ".join(found["cases"])
+    compared, cases = ", ".join(row["compared"]), "; ".join(row["cases"])
     return [
-        f"TRL {found['trl']} has PPO's formulas in the middle of `PPOTrainer.train`. `python tools/oracle_ppo.py --wheel WHEEL` runs those",
+        f"TRL {row['trl']} has PPO's formulas in the middle of `PPOTrainer.train`. `python tools/oracle_ppo.py --wheel WHEEL` runs those",
         "lines unchanged, on numbers in float64, and our trainer's own `assign_credit` and `loss` in micro-batches. The wheel is not a",
         "dependency, so this is no case of the suite; the numbers are those of the newest run.",
         "",
         f"* Compared: {compared.replace('_', ' ')}.",
         f"* Cases: {cases.replace('_', ' ')}. In rows of different lengths TRL puts the score one column past the last token; how that is",
         "  taken out is said in the tool.",
-        f"* Largest difference {found['largest']:.1e}, relative to the largest number of its kind (TRL whitens by a factor that it computes in",
-        f"  float32). With a bound and a lambda that are one percent off the smallest is {found['control']:.1e}.",
+        f"* Largest difference {row['largest']:.1e}, relative to the largest number of its kind (TRL whitens by a factor that it computes in",
+        f"  float32). With a bound and a lambda that are one percent off the smallest is {row['control']:.1e}.",
     ]
 
 
-def _bco(found: Mapping[str, Any]) -> list[str]:
+def _bco(row: Mapping[str, Any]) -> list[str]:
     """What tools/oracle_bco.py found."""
     return [
-        f"`python tools/oracle_bco.py --wheel WHEEL` calls `BCOTrainer.bco_loss` of TRL {found['trl']} and our `bco_loss`, in float64;",
+        f"`python tools/oracle_bco.py --wheel WHEEL` calls `BCOTrainer.bco_loss` of TRL {row['trl']} and our `bco_loss`, in float64;",
         "no case of the suite either. How the two average the shift over steps differs on purpose, as the tool says.",
         "",
-        f"* Compared: {', '.join(found['compared'])}. Cases: {'; '.join(found['cases'])}.",
-        f"* Largest difference {found['largest']:.1e} (TRL keeps the shift in float32). With a beta that is one percent off the smallest is",
-        f"  {found['control']:.1e}.",
+        f"* Compared: {', '.join(row['compared'])}. Cases: {'; '.join(row['cases'])}.",
+        f"* Largest difference {row['largest']:.1e} (TRL keeps the shift in float32). With a beta that is one percent off the smallest is",
+        f"  {row['control']:.1e}.",
     ]
 
 
 def _shown(cases: Sequence[str]) -> str:
     """Each test once, with its configurations."""
-    found: dict[str, list[str]] = {}
+    by_test: dict[str, list[str]] = {}
     for case in cases:
         test, _, configuration = case.partition("::")[2].partition("[")
-        found.setdefault(test, []).append(configuration.removesuffix("]"))
+        by_test.setdefault(test, []).append(configuration.removesuffix("]"))
     parts = []
-    for test, configurations in found.items():
+    for test, configurations in by_test.items():
         words = test.removeprefix("test_").replace("_", " ")
         named = ", ".join(f"`{c}`" for c in configurations if c)
         parts.append(f"{words}: {named}" if named else words)

@@ -112,8 +112,8 @@ def draw(run: Path, stage: str, args: argparse.Namespace, *, num_samples: int) -
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     kept = run / "measured" / f"{stage}.json"
-    if kept.exists() and (found := json.loads(kept.read_text())).get("key") == key:
-        return Samples(**{name: np.array(found[name]) for name in ("prompt", "kl", "proxy", "gold")})
+    if kept.exists() and (document := json.loads(kept.read_text())).get("key") == key:
+        return Samples(**{name: np.array(document[name]) for name in ("prompt", "kl", "proxy", "gold")})
     prompts: list[Prompt] = list(
         GRPODataset(str(run / "world" / "prompts.jsonl"), policy.tokenizer, limit=args.prompts)
     )
@@ -336,11 +336,11 @@ def ends(curve: Curve) -> list[tuple[str, tuple[float, float, float]]]:
     """For a table: each run's peak of the truth and its end, or every few n."""
     if curve.method != "PPO":
         return [(m.label, m.means()) for m in curve.moments]
-    found = []
+    points = []
     for label in dict.fromkeys(m.label for m in curve.moments):
         of_run = [m.means() for m in curve.moments if m.label == label]
-        found += [(f"{label}, best truth", max(of_run, key=lambda each: each[2])), (f"{label}, end", of_run[-1])]
-    return found
+        points += [(f"{label}, best truth", max(of_run, key=lambda each: each[2])), (f"{label}, end", of_run[-1])]
+    return points
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -97,8 +97,8 @@ def predict(recipe: dict[str, Any], case: str) -> dict[str, Any]:
     from rlhf.config.recipe import RecipeConfig
     from rlhf.scale.plan import plan_recipe
 
-    found = plan_recipe(RecipeConfig.of(recipe, source="tools/plan_check.py"), only=case)
-    return found.stages[0].as_dict()
+    plan = plan_recipe(RecipeConfig.of(recipe, source="tools/plan_check.py"), only=case)
+    return plan.stages[0].as_dict()
 
 
 def measure(recipe: dict[str, Any], case: str) -> dict[str, Any]:
@@ -122,13 +122,13 @@ def measure(recipe: dict[str, Any], case: str) -> dict[str, Any]:
     stage = parsed.stages[case]
     with profiled(None) as profile:
         runner(stage.kind)(stage, StageContext(name, run_dir, TrainingLogger(run_dir, stage=name)))
-    found = profile.as_dict()
-    spent = {key: part["cpu_seconds_per_step"] or 0.0 for key, part in found["activities"].items()}
+    figures = profile.as_dict()
+    spent = {key: part["cpu_seconds_per_step"] or 0.0 for key, part in figures["activities"].items()}
     return {
         "memory_bytes": resident_bytes("VmHWM"),
         "libraries": libraries,
         "seconds": {key: value for key, value in spent.items() if key not in ("evaluation", "checkpoint")},
-        "steps": found["steps"],
+        "steps": figures["steps"],
     }
 
 
@@ -139,18 +139,18 @@ def in_fresh_process(what: str, case: str, work: Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{what} {case} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def checked(case: str, work: Path, turns: int) -> dict[str, Any]:
     """Predictions and measurements of a case, in turns."""
-    found: dict[str, list[dict[str, Any]]] = {"plan": [], "run": []}
+    figures: dict[str, list[dict[str, Any]]] = {"plan": [], "run": []}
     for _ in range(turns):
-        found["plan"].append(in_fresh_process("predict", case, work))
-        found["run"].append(in_fresh_process("measure", case, work))
+        figures["plan"].append(in_fresh_process("predict", case, work))
+        figures["run"].append(in_fresh_process("measure", case, work))
     load = os.getloadavg()[1]
-    return {name: middle(runs) for name, runs in found.items()} | {"load": load, "turns": turns}
+    return {name: middle(runs) for name, runs in figures.items()} | {"load": load, "turns": turns}
 
 
 def middle(runs: Sequence[Any]) -> Any:
@@ -161,7 +161,7 @@ def middle(runs: Sequence[Any]) -> Any:
     return statistics.median(runs) if isinstance(first, float | int) and not isinstance(first, bool) else first
 
 
-def page(found: dict[str, dict[str, Any]]) -> str:
+def page(by_case: dict[str, dict[str, Any]]) -> str:
     """docs/results/plan.md."""
     lines = [
         "# Is `rlhf plan` right?",
@@ -171,12 +171,12 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "memory is the highest resident size. *Above libraries* leaves out what Python and its libraries take before a model is there: the",
         f"harder test. The aim is {LIMIT:.0%} either way; what misses it is marked.",
         "",
-        _circumstances(found),
+        _circumstances(by_case),
         "",
         "| stage | seconds: predicted | measured | ratio | MiB: predicted | measured | ratio | above libraries: predicted | measured | ratio |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for case, (plan, run) in ((case, (row["plan"], row["run"])) for case, row in found.items()):
+    for case, (plan, run) in ((case, (row["plan"], row["run"])) for case, row in by_case.items()):
         own = run["libraries"]
         pairs = (
             (plan["seconds_per_step"], sum(run["seconds"].values()), 1.0, 3),
@@ -186,20 +186,20 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         cells = [f"{x / unit:.{d}f} | {y / unit:.{d}f} | {_ratio(x / y)}" for x, y, unit, d in pairs]
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
     lines += ["", "By activity, processor milliseconds of a step, predicted / measured:", ""]
-    for case, row in found.items():
+    for case, row in by_case.items():
         predicted, measured = row["plan"]["seconds"], row["run"]["seconds"]
         names = [name for name in measured if measured[name] >= 5e-4 or predicted.get(name, 0.0) >= 5e-4]
         told = ", ".join(f"{n} {predicted.get(n, 0.0) * 1e3:.0f} / {measured[n] * 1e3:.0f}" for n in names)
         lines.append(f"* **{case}**: {told}")
-    missing = [case for case in CASES if case not in found]
+    missing = [case for case in CASES if case not in by_case]
     if missing:
         lines += ["", f"Not in this table, because this run of the tool was cut short: {', '.join(missing)}."]
     return "\n".join([*lines, "", *NOTES, ""])
 
 
-def _circumstances(found: dict[str, dict[str, Any]]) -> str:
+def _circumstances(by_case: dict[str, dict[str, Any]]) -> str:
     """How busy the machine was, in a sentence."""
-    loads, turns = [row["load"] for row in found.values()], sorted({row["turns"] for row in found.values()})
+    loads, turns = [row["load"] for row in by_case.values()], sorted({row["turns"] for row in by_case.values()})
     return (
         f"The machine ({os.cpu_count()} cores) had {min(loads):.0f} to {max(loads):.0f} processes running on average meanwhile, and "
         f"each row took {' or '.join(map(str, turns))} turn(s)."
@@ -237,14 +237,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     prepare(work, recipe)
     record = work / "found.json"
-    found: dict[str, dict[str, Any]] = {}
+    by_case: dict[str, dict[str, Any]] = {}
     for case in asked.only:
         of_case = checked(case, work, asked.turns)
-        found = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}  # others may be at work there
-        found[case] = of_case
-        record.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        by_case = (
+            json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+        )  # others may be at work there
+        by_case[case] = of_case
+        record.write_text(json.dumps(by_case, indent=1), encoding="utf-8")
         print(f"{case}: done", flush=True)
-    PAGE.write_text(page({case: found[case] for case in CASES if case in found}), encoding="utf-8")
+    PAGE.write_text(page({case: by_case[case] for case in CASES if case in by_case}), encoding="utf-8")
 
 
 if __name__ == "__main__":

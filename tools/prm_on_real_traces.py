@@ -56,11 +56,11 @@ def main() -> None:
     ProcessRewardModelTrainer(model, config, train, held_out, log=TrainingLogger()).train()
     learned, judged = Traces(model, train), Traces(model, held_out)
     threshold = max(THRESHOLDS, key=lambda at: f1_of(learned.quality(at)))
-    found = [("all", threshold, judged.quality(threshold)), ("all", 0.5, judged.quality(0.5))]
+    qualities = [("all", threshold, judged.quality(threshold)), ("all", 0.5, judged.quality(0.5))]
     tasks = Counter(str(row.columns["task"]) for row in held_out.rows)
     for task in (name for name, count in tasks.most_common() if count >= 10):
-        found.append((task, threshold, judged.quality(threshold, task=task)))
-    text = page(options, data, train, held_out, found, seconds=time.monotonic() - began)
+        qualities.append((task, threshold, judged.quality(threshold, task=task)))
+    text = page(options, data, train, held_out, qualities, seconds=time.monotonic() - began)
     print(text)
     if options.write is not None:
         write_text(options.write, text)
@@ -110,7 +110,7 @@ def page(
     data: StepwiseDataset,
     train: StepwiseDataset,
     held_out: StepwiseDataset,
-    found: Sequence[tuple[str, float, ProcessQuality]],
+    qualities: Sequence[tuple[str, float, ProcessQuality]],
     *,
     seconds: float,
 ) -> str:
@@ -135,7 +135,7 @@ def page(
         "| traces | threshold | first wrong step found | always last | chance | sound ones left alone | F1 |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, threshold, quality in found:
+    for name, threshold, quality in qualities:
         lines.append(
             f"| {name} | {threshold:g} | {_words(quality.first_wrong)} | {quality.always_last:.3f} | {quality.chance:.3f} | "
             f"{_words(quality.sound)} | {_words(quality.f1)} |"
@@ -162,10 +162,10 @@ def _read(path: Path) -> Iterator[dict[str, object]]:
             yield json.loads(line)
 
 
-def _words(found: Estimate) -> str:
-    if found.value != found.value:
+def _words(estimate: Estimate) -> str:
+    if estimate.value != estimate.value:
         return "not measured"
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] of {found.n}"
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
 
 
 if __name__ == "__main__":

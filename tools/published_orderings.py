@@ -109,14 +109,14 @@ def _differences(
     """Of the seeds that both methods have; of the worse one in place of its rows' numbers, where others are given."""
 
     def by_seed(name: str) -> dict[int, float]:
-        found = {}
+        differences = {}
         for row in rows.get(name, ()):
             value = (
                 row.get("win_rate") if ordering.measure == "win_rate" else (row.get("pair_accuracy") or {}).get("value")
             )
             if value is not None:
-                found[row["seed"]] = value
-        return found
+                differences[row["seed"]] = value
+        return differences
 
     better, worse = by_seed(ordering.better), elsewhere or by_seed(ordering.worse)
     return [better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys())]

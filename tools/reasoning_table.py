@@ -179,7 +179,7 @@ def over_seeds(values: Sequence[float]) -> str:
 
 def lines_of(row: Row, rows: Sequence[dict[str, Any]]) -> str:
     """One line of the table."""
-    values = [row.value(found["stages"]) for found in rows]
+    values = [row.value(row_of_seed["stages"]) for row_of_seed in rows]
     known = [value for value in values if value is not None]
     each = " | ".join("not measured" if value is None else f"{value:.3f}" for value in values)
     summary = over_seeds(known) if len(known) == len(values) else "not measured"
@@ -208,12 +208,12 @@ def page(rows: Sequence[dict[str, Any]], recipes: Sequence[str], command: str, j
         "80 rollouts of GRPO in place of 140: .284, .199 and .202 more at the first try, which is why there are 140).",
     ]
     for title, part in PARTS.items():
-        found = [row for row in part if row.value is not None and _is_measured(row, rows)]
-        if not found:
+        measured = [row for row in part if row.value is not None and _is_measured(row, rows)]
+        if not measured:
             continue
         seeds = " | ".join(f"seed {each['seed']}" for each in rows)
         lines += ["", f"## {title}", "", f"| | {seeds} | over seeds | wanted |", "|---|" + "---|" * (len(rows) + 2)]
-        lines += [lines_of(row, rows) for row in found]
+        lines += [lines_of(row, rows) for row in measured]
     verdicts = [each["stages"]["evaluate_hack"].get("hacking") for each in rows if "evaluate_hack" in each["stages"]]
     if verdicts:
         words = ", ".join(f"seed {each['seed']}: {verdict}" for each, verdict in zip(rows, verdicts, strict=True))

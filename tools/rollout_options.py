@@ -79,10 +79,10 @@ def main() -> None:
     how: dict[str, Any] = {"num_samples": asked.samples, "sampling": sampling}
     timed(plain, prompts, 0, **how), timed(other, prompts, 0, **how)  # what is done once only
     pairs = [(timed(plain, prompts, n, **how), timed(other, prompts, n, **how)) for n in range(1, asked.pairs + 1)]
-    (_, expected), (_, found) = pairs[-1]
-    tokens = [[[c.tokens for c in group] for group in groups] for groups in (expected, found)]
+    (_, expected), (_, actual) = pairs[-1]
+    tokens = [[[c.tokens for c in group] for group in groups] for groups in (expected, actual)]
     print(f"{sum(len(c) for group in tokens[0] for c in group)} tokens, the same in both: {tokens[0] == tokens[1]}")
-    print(f"probabilities differ from the policy's by {gap(policy, prompts, found):.2g} on average")
+    print(f"probabilities differ from the policy's by {gap(policy, prompts, actual):.2g} on average")
     for name, value in other.figures.items():
         print(f"{name} {value:.3f}")
     seconds = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]

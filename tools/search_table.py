@@ -44,12 +44,12 @@ def run_seed(seed: int, folder: Path, *, ignore_code: bool) -> dict[str, Any]:
 
 def accuracy(title: str) -> Callable[[Outcomes], float]:
     """Share of problems that a strategy solves."""
-    return lambda found: float(found[title]["accuracy"]["value"])
+    return lambda of_seed: float(of_seed[title]["accuracy"]["value"])
 
 
 def tokens(title: str, name: str = "policy_tokens") -> Callable[[Outcomes], float]:
     """Tokens a problem."""
-    return lambda found: float(found[title]["cost"][name])
+    return lambda of_seed: float(of_seed[title]["cost"][name])
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,36 @@ EXPECTED = (
     Expected("weighted vote of 32: above .80", accuracy("weighted vote of 32"), lambda x: x > 0.80),
     Expected(
         "weighted vote less majority vote, of 32: above .25",
-        lambda found: accuracy("weighted vote of 32")(found) - accuracy("majority vote of 32")(found),
+        lambda of_seed: accuracy("weighted vote of 32")(of_seed) - accuracy("majority vote of 32")(of_seed),
         lambda x: x > 0.25,
     ),
     Expected("MCTS, cap 16: above .84", accuracy("MCTS, cap 16"), lambda x: x > 0.84),
     Expected(
         "its policy tokens, in samples: below 8",
-        lambda found: tokens("MCTS, cap 16")(found) / tokens("sample")(found),
+        lambda of_seed: tokens("MCTS, cap 16")(of_seed) / tokens("sample")(of_seed),
         lambda x: x < 8,
     ),
     Expected(
         "beam 1x4 less best of 4: above .05",
-        lambda found: accuracy("beam 1x4")(found) - accuracy("best of 4")(found),
+        lambda of_seed: accuracy("beam 1x4")(of_seed) - accuracy("best of 4")(of_seed),
         lambda x: x > 0.05,
     ),
     Expected(
         "stop by score, cap 32: policy tokens saved against best of 32, above .5",
-        lambda found: 1 - tokens("stop by score > 0.5, cap 32")(found) / tokens("best of 32")(found),
+        lambda of_seed: 1 - tokens("stop by score > 0.5, cap 32")(of_seed) / tokens("best of 32")(of_seed),
         lambda x: x > 0.5,
     ),
     Expected(
         "its accuracy less that of best of 32: not below 0",
-        lambda found: accuracy("stop by score > 0.5, cap 32")(found) - accuracy("best of 32")(found),
+        lambda of_seed: accuracy("stop by score > 0.5, cap 32")(of_seed) - accuracy("best of 32")(of_seed),
         lambda x: x >= 0,
     ),
     Expected(
         "stop by score, cap 32: total tokens saved against best of 32",
-        lambda found: (
+        lambda of_seed: (
             1
-            - tokens("stop by score > 0.5, cap 32", "total_tokens")(found) / tokens("best of 32", "total_tokens")(found)
+            - tokens("stop by score > 0.5, cap 32", "total_tokens")(of_seed)
+            / tokens("best of 32", "total_tokens")(of_seed)
         ),
         lambda x: x > 0.5,
     ),
@@ -125,11 +126,11 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for title in seeds[0]:
-        solved = over_seeds([accuracy(title)(found) for found in seeds])
-        sound = statistics.fmean(float(found[title]["metrics"].get("sound", float("nan"))) for found in seeds)
-        policy = statistics.fmean(tokens(title)(found) / tokens("sample")(found) for found in seeds)
+        solved = over_seeds([accuracy(title)(of_seed) for of_seed in seeds])
+        sound = statistics.fmean(float(of_seed[title]["metrics"].get("sound", float("nan"))) for of_seed in seeds)
+        policy = statistics.fmean(tokens(title)(of_seed) / tokens("sample")(of_seed) for of_seed in seeds)
         total, scored, seconds = (
-            statistics.fmean(tokens(title, name)(found) for found in seeds)
+            statistics.fmean(tokens(title, name)(of_seed) for of_seed in seeds)
             for name in ("total_tokens", "scorer_forwards", "seconds")
         )
         lines.append(
@@ -144,7 +145,7 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
     lines += ["|---|" + "---|" * len(rows[0]["within_k_tries"])]
     pools = [title for title, each in seeds[0].items() if len(each["curve"]) == len(rows[0]["within_k_tries"])]
     for title in pools:
-        points = [[point["accuracy"] for point in found[title]["curve"]] for found in seeds]
+        points = [[point["accuracy"] for point in of_seed[title]["curve"]] for of_seed in seeds]
         lines.append(
             f"| {title.removesuffix(' of 32')} of | "
             + " | ".join(f"{statistics.fmean(p):.3f}" for p in zip(*points, strict=True))
@@ -160,7 +161,7 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         "|---|" + "---|" * (len(rows) + 1),
     ]
     for each in EXPECTED:
-        values = [each.value(found) for found in seeds]
+        values = [each.value(of_seed) for of_seed in seeds]
         met = sum(map(each.reached, values))
         verdict = "every seed" if met == len(values) else f"{met} of {len(values)} seeds"
         lines.append(f"| {each.words} | " + " | ".join(f"{value:.3f}" for value in values) + f" | {verdict} |")

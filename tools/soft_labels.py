@@ -102,15 +102,15 @@ def run_seed(seed: int, arms: Sequence[str], who: Crowd, *, num_pairs: int, fold
         }  # fmt: skip
     trained = Pipeline(_recipe("arms", seed, folder, stages))
     trained.run()
-    found: dict[str, Any] = {"seed": seed, "num_pairs": len(rows), "alpha": alpha_of(judged), "arms": {}}
+    outcome: dict[str, Any] = {"seed": seed, "num_pairs": len(rows), "alpha": alpha_of(judged), "arms": {}}
     for name in arms:
         quality = json.loads((folder / "arms" / name / "evaluation.json").read_text(encoding="utf-8"))["reward_model"]
-        found["arms"][name] = {
+        outcome["arms"][name] = {
             "accuracy": quality["accuracy"], "log_loss": quality["calibration"]["log_loss"],
             "right_labels": statistics.fmean(not row["flipped"] for row in labels[name]),
             "num_labels": len(labels[name]), "seconds": trained.artifacts[name].seconds,
         }  # fmt: skip
-    return found
+    return outcome
 
 
 def judgments(rows: Sequence[Mapping[str, Any]], who: Crowd, *, seed: int) -> Labels:
@@ -138,7 +138,7 @@ def labeled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> list
     if arm == "truth":
         return [dict(row) for row in rows]
     consensus = consensus_of(judged, arm)
-    found = []
+    usable = []
     for item, value, p in zip(consensus.items, consensus.values, consensus.label_probabilities, strict=True):
         if value is None:
             continue
@@ -148,8 +148,8 @@ def labeled(rows: Sequence[Mapping[str, Any]], judged: Labels, arm: str) -> list
             row |= {"chosen": row["rejected"], "rejected": row["chosen"]}
             row |= {"chosen_ids": row["rejected_ids"], "rejected_ids": row["chosen_ids"]}
         row |= {"flipped": wrong} | ({"label_probability": min(p, SURE)} if arm == "soft" else {})
-        found.append(row)
-    return found
+        usable.append(row)
+    return usable
 
 
 def consensus_of(judged: Labels, arm: str) -> Consensus:
@@ -231,13 +231,13 @@ def page(rows: Sequence[Mapping[str, Any]], who: Crowd, command: str) -> str:
         "|---|" + "---|" * (len(rows) + 3),
     ]
     for name in arms:
-        found = [row["arms"][name] for row in rows]
+        of_arm = [row["arms"][name] for row in rows]
         cells = [
-            f"{f['accuracy']['value']:.3f} [{f['accuracy']['low']:.3f}, {f['accuracy']['high']:.3f}]" for f in found
+            f"{f['accuracy']['value']:.3f} [{f['accuracy']['low']:.3f}, {f['accuracy']['high']:.3f}]" for f in of_arm
         ]
         lines.append(
-            f"| {name} | {over_seeds([f['right_labels'] for f in found])} | {' | '.join(cells)} | "
-            f"{over_seeds([f['accuracy']['value'] for f in found])} | {over_seeds([f['log_loss'] for f in found])} |"
+            f"| {name} | {over_seeds([f['right_labels'] for f in of_arm])} | {' | '.join(cells)} | "
+            f"{over_seeds([f['accuracy']['value'] for f in of_arm])} | {over_seeds([f['log_loss'] for f in of_arm])} |"
         )
     lines += ["", "What it comes to, by accuracy of the same seeds:", ""]
     for better, worse in (("soft", "majority"), ("hard", "majority"), ("soft", "hard")):

@@ -68,10 +68,10 @@ def measured(ratings: Sequence[Sequence[int]], seed: int = 0) -> Measured:
 
     counts = labels.counts() + 0.5
     plain = dawid_skene(labels, smoothing=SMOOTHING, right_prior=RIGHT_PRIOR)
-    found, tempering = tempered_dawid_skene(labels, smoothing=SMOOTHING, right_prior=RIGHT_PRIOR)
+    fitted, tempering = tempered_dawid_skene(labels, smoothing=SMOOTHING, right_prior=RIGHT_PRIOR)
     return Measured(
         num_snippets=len(ratings), num_ratings=sum(map(len, ratings)), share=surprise(counts / counts.sum(1, keepdims=True)),
-        plain=surprise(plain.probabilities), tempered=surprise(found.probabilities), tempering=tempering,
+        plain=surprise(plain.probabilities), tempered=surprise(fitted.probabilities), tempering=tempering,
     )  # fmt: skip
 
 
@@ -83,10 +83,10 @@ def main() -> None:
     print("| set | snippets | ratings | majority's share | Dawid-Skene | tempered | correlation |")
     print("|---|---|---|---|---|---|---|")
     for name in SETS:
-        found = measured(ratings_of(archive, name))
+        row = measured(ratings_of(archive, name))
         print(
-            f"| {name} | {found.num_snippets:,} | {found.num_ratings:,} | {found.share:.3f} | {found.plain:.3f} | "
-            f"{found.tempered:.3f} | {found.tempering.correlation:.2f} |"
+            f"| {name} | {row.num_snippets:,} | {row.num_ratings:,} | {row.share:.3f} | {row.plain:.3f} | "
+            f"{row.tempered:.3f} | {row.tempering.correlation:.2f} |"
         )
 
 

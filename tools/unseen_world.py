@@ -109,13 +109,13 @@ def read_snippets(archive: Path) -> list[Snippet]:
         if member is None:
             raise DataError(f"{archive} holds no {MEMBER}.")
         lines = io.TextIOWrapper(member, encoding="utf-8").read().splitlines()
-    found: dict[str, Snippet] = {}
+    snippets: dict[str, Snippet] = {}
     for line in lines:
         _, rating, text = line.split("\t")
         text = " ".join(text.split())
         if text.isascii() and text.isprintable() and len(text.split()) >= 4:
-            found.setdefault(text, Snippet(text, float(rating)))
-    return list(found.values())
+            snippets.setdefault(text, Snippet(text, float(rating)))
+    return list(snippets.values())
 
 
 def split_snippets(snippets: Sequence[Snippet], seed: int) -> dict[str, list[Snippet]]:

@@ -72,19 +72,19 @@ def evaluate_again(run: Path, folder: Path) -> Path:
 
 def margins(evidence: Evidence) -> dict[str, float]:
     """How far each quantity is on its way to its limit: 1 is the limit."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     if (pair := surprise(evidence)) is not None and pair[0] > 0:
-        found["kl"] = pair[1] / pair[0] / SURPRISE
+        shares["kl"] = pair[1] / pair[0] / SURPRISE
     for rule in RISES:
         rise = number(mapping(evidence.changes.get(rule.quantity, {}).get("gain")).get("value"))
         if rise is not None:
-            found[rule.code] = rise / rule.limit
+            shares[rule.code] = rise / rule.limit
     for rule in FALLS:
         change = evidence.changes.get(rule.quantity, {})
         before, after = (number(mapping(change.get(side)).get("value")) for side in ("before", "after"))
         if before and after is not None:
-            found[rule.code] = rule.limit * before / after if after > 0 else math.inf
-    return found
+            shares[rule.code] = rule.limit * before / after if after > 0 else math.inf
+    return shares
 
 
 def read(run: Path) -> Iterator[tuple[str, Evidence, Verdict]]:
@@ -104,10 +104,10 @@ def read(run: Path) -> Iterator[tuple[str, Evidence, Verdict]]:
         yield f"{run.name}/{name}", evidence, verdict(evidence)
 
 
-def table(found: Sequence[tuple[str, Evidence, Verdict]]) -> list[str]:
+def table(verdicts: Sequence[tuple[str, Evidence, Verdict]]) -> list[str]:
     """One line for each evaluation, then how many have each tone, and how near any of them came to each limit."""
     lines, nearest = [], {}
-    for name, evidence, told in found:
+    for name, evidence, told in verdicts:
         here = margins(evidence)
         hacking = mapping(evidence.hacking)
         gain = max(number(hacking.get("gold_peak"), 0.0) or 0.0, number(hacking.get("gold_end"), 0.0) or 0.0)
@@ -119,8 +119,8 @@ def table(found: Sequence[tuple[str, Evidence, Verdict]]) -> list[str]:
         lines.append(f"{name:<28} {told.tone:<8} {told.title} [{', '.join(told.reasons)}]  {near}")
         for code, value in here.items():
             nearest[code] = max(value, nearest.get(code, -math.inf))
-    tones = Counter(str(told.tone) for _, _, told in found)
-    lines.append(f"{len(found)} evaluations: {', '.join(f'{count} {tone}' for tone, count in tones.most_common())}")
+    tones = Counter(str(told.tone) for _, _, told in verdicts)
+    lines.append(f"{len(verdicts)} evaluations: {', '.join(f'{count} {tone}' for tone, count in tones.most_common())}")
     lines.append(
         f"nearest to each limit (1 is the limit): {', '.join(f'{code} {value:.2f}' for code, value in nearest.items())}"
     )

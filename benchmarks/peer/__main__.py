@@ -82,12 +82,12 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     """The cases that the command line asks for: rows of the issue's table, then points of curves."""
     dtypes = ["bf16"] if args.quick else args.dtype
     threads = [1] if args.quick else args.threads
-    found = []
+    cases = []
     for goal in GOALS:
         models = [m for m in args.model if m == goal.case.model or (m == "tiny" and goal.case.model == "A")]
         if goal.case.method in args.rows:
-            found += [replace(goal.case, dtype=d, threads=t, model=m) for m in models for d in dtypes for t in threads]
-    return ([] if args.curves and not args.rows_given else found) + [
+            cases += [replace(goal.case, dtype=d, threads=t, model=m) for m in models for d in dtypes for t in threads]
+    return ([] if args.curves and not args.rows_given else cases) + [
         case for curve in args.curves for case in CURVES[curve]
     ]
 
@@ -99,15 +99,15 @@ def machine_of(threads: int, *, again: bool) -> dict[str, Any]:
         file.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.peer.machine", str(threads)]
         file.write_text(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    found: dict[str, Any] = json.loads(file.read_text())
+    described: dict[str, Any] = json.loads(file.read_text())
     for name in environments.REQUIREMENTS:
         if python_of(name).exists():
             code = "import json, benchmarks.peer.machine as m; print(json.dumps(m.versions()))"
             said = subprocess.run(
                 [str(python_of(name)), "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
             )
-            found[f"versions of {name}"] = json.loads(said.stdout)
-    return found
+            described[f"versions of {name}"] = json.loads(said.stdout)
+    return described
 
 
 def line(row: dict[str, Any]) -> str:

@@ -253,15 +253,15 @@ GPU_OPTIONS: dict[Method, tuple[Candidate, ...]] = {
 
 def gpu_candidates(method: Method) -> list[Candidate]:
     """All kernels, alone and with what the method has besides; rows without padding are for flash attention alone."""
-    found = list(KERNELS)
+    candidates = list(KERNELS)
     for option in GPU_OPTIONS.get(method, ()):
         for kernel in KERNELS:
             if option.needs == ("flash",) and kernel.model not in (FLASH, HUB_FLASH):
                 continue
             needs = tuple(name for name in (*kernel.needs, *option.needs) if name != "flash")
             name = f"{kernel.name}, {option.name}"
-            found.append(Candidate(name, kernel.settings | option.settings, kernel.model, needs))
-    return found
+            candidates.append(Candidate(name, kernel.settings | option.settings, kernel.model, needs))
+    return candidates
 
 
 def candidates_of(case: Case) -> Sequence[Candidate]:

@@ -61,8 +61,8 @@ class Channel:
         line = self._in.readline()
         if not line:
             raise EOFError("the other side is gone")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def close(self) -> None:
         """Both ends; the other process reads an end of file."""

@@ -188,18 +188,18 @@ def run_case(case: Case, plan: Plan) -> dict[str, Any]:
         What goes into the row's file. Where the two sides did not compute the same, ``error`` says so and there is no ratio.
     """
     rows = draw_rows(case, count=case.rows * (WARM_UP + plan.steps), seed=plan.seed)
-    found: dict[str, Any] = {"case": case.to_json(), "name": case.name, "plan": asdict(plan)}
+    record: dict[str, Any] = {"case": case.to_json(), "name": case.name, "plan": asdict(plan)}
     sides = [peer_of(case) if side == "trl" else side for side in plan.sides]
     candidate, trials = PLAIN, {}
     if len(sides) == 2 or sides[0] != "rlhf":
         candidate, trials = best_candidate(case, plan)
-    found |= {"candidate": candidate.name, "candidates": trials}
+    record |= {"candidate": candidate.name, "candidates": trials}
     logs = BENCH / "logs" / case.name
     if len(sides) == 2 and case.method in ("grpo", "ppo"):
-        found["asserted"] = compare_forced(case, sides, logs)
+        record["asserted"] = compare_forced(case, sides, logs)
     task = build_task(case, rows, candidate)
     run = in_turns if plan.in_turns else one_after_the_other
-    agreement = Agreement(case, task, sides, logs) if len(sides) == 2 and "asserted" not in found else None
+    agreement = Agreement(case, task, sides, logs) if len(sides) == 2 and "asserted" not in record else None
     results = run(case, task, sides, logs, steps=plan.steps, agreement=agreement)
     for side, result in zip(sides, results, strict=True):
         drawn = [n for step in [*result.warm_up, *result.steps] for _, lengths in step.sequences or () for n in lengths]
@@ -207,15 +207,15 @@ def run_case(case: Case, plan: Plan) -> dict[str, Any]:
             check_lengths(case, side, drawn)
     if len(results) == 2:
         if agreement is not None:
-            found["asserted"] = agreement.check(results)
-        found |= summary(case, rows[WARM_UP * case.rows :], *results)
+            record["asserted"] = agreement.check(results)
+        record |= summary(case, rows[WARM_UP * case.rows :], *results)
     if sides[0] == "rlhf":
-        found["activities"] = activities_of(results[0])
+        record["activities"] = activities_of(results[0])
     for result in results:
         result.ready = {}  # ids, compared by now
     names = ["rlhf" if side == "rlhf" else "trl" for side in sides]
-    found["sides"] = dict(zip(names, map(asdict, results), strict=True))
-    return found
+    record["sides"] = dict(zip(names, map(asdict, results), strict=True))
+    return record
 
 
 def in_turns(
@@ -370,7 +370,7 @@ def summary(case: Case, rows: Sequence[Row], ours: SideResult, theirs: SideResul
         (their.wall_seconds / (their.completion_tokens or 1)) / (our.wall_seconds / (our.completion_tokens or 1))
         for our, their in pairs
     ]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "ratio": statistics.median(ratios), "ratios": ratios, "wall_ratio": statistics.median(walls),
         "memory_ratio": ours.peak_mib / theirs.peak_mib,
         "seconds": {"rlhf": statistics.median(o.seconds for o, _ in pairs), "trl": statistics.median(t.seconds for _, t in pairs)},
@@ -380,15 +380,15 @@ def summary(case: Case, rows: Sequence[Row], ours: SideResult, theirs: SideResul
     steps = len(ours.steps) + len(ours.warm_up)
     references = [side.notes.get("reference_seconds", 0.0) / steps for side in (ours, theirs)]
     if any(references):
-        found["ratio_one_epoch"] = statistics.median(
+        figures["ratio_one_epoch"] = statistics.median(
             (their.seconds + references[1]) / (our.seconds + references[0]) for our, their in pairs
         )
-        found["reference_seconds_per_step"] = {"rlhf": references[0], "trl": references[1]}
+        figures["reference_seconds_per_step"] = {"rlhf": references[0], "trl": references[1]}
     flops = [useful_flop(case, tokens) for tokens in tokens_of(case, rows, ours)]
     rates = [flop / step.seconds for flop, step in zip(flops, ours.steps, strict=True)]
-    found["useful_flop"], found["flop_per_second"] = statistics.median(flops), statistics.median(rates)
-    found["tokens"] = [asdict(tokens) for tokens in tokens_of(case, rows, ours)]
-    return found
+    figures["useful_flop"], figures["flop_per_second"] = statistics.median(flops), statistics.median(rates)
+    figures["tokens"] = [asdict(tokens) for tokens in tokens_of(case, rows, ours)]
+    return figures
 
 
 def activities_of(ours: SideResult) -> dict[str, float]:

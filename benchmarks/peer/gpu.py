@@ -39,37 +39,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     about = about_side("rlhf")
     if args.device == "cuda" and about["card"] is None:
         raise SystemExit(NO_GPU.format(torch=about["versions"].get("torch", "is not installed and")))
-    rows, found = Rows(BENCH / "results"), []
+    rows, measured_rows = Rows(BENCH / "results"), []
     for case in chosen(args):
         settings = candidates_of(case)[0].name if args.no_trials else None
         plan = Plan(steps=args.steps, candidate=settings, sides=BOTH, in_turns=False)
-        found.append(measured(case, plan, rows, again=args.again))
-        print(line(found[-1]), flush=True)
+        measured_rows.append(measured(case, plan, rows, again=args.again))
+        print(line(measured_rows[-1]), flush=True)
     theirs = about_side(peer_of(chosen(args)[0]))
-    page = gpu_report.page(found, ours=about, theirs=theirs, command=args.command, device=args.device)
+    page = gpu_report.page(measured_rows, ours=about, theirs=theirs, command=args.command, device=args.device)
     # What a processor says of a harness for GPUs is nobody's result.
     target = (
         ROOT / "benchmarks" / "RESULTS-gpu.md" if args.device == "cuda" and not args.tiny else BENCH / "gpu-tried.md"
     )
     target.write_text(page)
     print(f"written: {target}")
-    if any("error" in row for row in found):
+    if any("error" in row for row in measured_rows):
         raise SystemExit(1)
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:
     """The rows of the command line, smaller models first."""
-    found = list(gpu_cases(device=args.device, tiny=args.tiny))
+    cases = list(gpu_cases(device=args.device, tiny=args.tiny))
     if args.large:
-        found += gpu_cases(device=args.device, large=True)
-    return [case for case in found if case.method in args.rows]
+        cases += gpu_cases(device=args.device, large=True)
+    return [case for case in cases if case.method in args.rows]
 
 
 def about_side(side: str) -> dict[str, Any]:
     """Card, machine and versions as a side's environment sees them; in a process of its own, which leaves no memory in use."""
     said = subprocess.run([str(python_of(side)), "-c", ABOUT], cwd=ROOT, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(said.stdout)
-    return found
+    described: dict[str, Any] = json.loads(said.stdout)
+    return described
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -33,12 +33,12 @@ PACKAGES = (
 def seconds_of(work: Callable[[], object], *, repeats: int = REPEATS) -> float:
     """Processor seconds of one call: the fastest of several, after one that is not counted. A peak is what is possible."""
     work()
-    found = []
+    seconds = []
     for _ in range(repeats):
         began = time.process_time()
         work()
-        found.append(time.process_time() - began)
-    return min(found)
+        seconds.append(time.process_time() - began)
+    return min(seconds)
 
 
 def measure(threads: int) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def card() -> dict[str, str] | None:
 
 def versions() -> dict[str, str]:
     """Of the packages that matter, in this environment."""
-    found = {}
+    by_package = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            by_package[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return by_package
 
 
 def middle(peaks: list[dict[str, Any]]) -> dict[str, float]:

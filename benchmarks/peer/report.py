@@ -90,26 +90,26 @@ def write(folder: Path, rows: Rows, *, code: str, machine: dict[str, Any], comma
         note: A sentence of whoever ran it.
     """
     cases = [replace(goal.case, dtype=d, threads=t) for goal in GOALS for d, t in SETTINGS]
-    found = rows.all([*cases, *(point for points in CURVES.values() for point in points)])
+    by_case = rows.all([*cases, *(point for points in CURVES.values() for point in points)])
     curves = {
-        name: [found[p.name] for p in points if "sides" in found.get(p.name, {})] for name, points in CURVES.items()
+        name: [by_case[p.name] for p in points if "sides" in by_case.get(p.name, {})] for name, points in CURVES.items()
     }
     drawn = [plot(folder, name, points) for name, points in curves.items() if len(points) > 1]
     parts = [
-        heading(machine, command, list(found.values()), code, note),
-        *(goal_table(found, d, t, machine[str(t)], code) for d, t in SETTINGS),
-        share_table(found, machine),
-        time_table(found),
+        heading(machine, command, list(by_case.values()), code, note),
+        *(goal_table(by_case, d, t, machine[str(t)], code) for d, t in SETTINGS),
+        share_table(by_case, machine),
+        time_table(by_case),
         *(curve_table(name, points) for name, points in curves.items() if points),
         "".join(f"![growth with {path.stem.removeprefix('growth_')}]({path.name})\n" for path in drawn),
         "## How equal the work was\n\nNo ratio is given before this was asserted; a row that failed has none.\n\n"
-        + asserted_table(found),
+        + asserted_table(by_case),
         "## What could not be measured\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in NOT_HERE),
     ]
     _write(folder / "RESULTS.md", "\n".join(part for part in parts if part))
     _write(
         folder / "results.json",
-        json.dumps({"command": command, "machine": machine, "rows": slim(found)}, indent=1) + "\n",
+        json.dumps({"command": command, "machine": machine, "rows": slim(by_case)}, indent=1) + "\n",
     )
 
 
@@ -183,11 +183,11 @@ def time_verdict(row: Row, goal: float) -> str:
     return alone if alone == whole else f"{whole} over an epoch, {alone} by the steps alone"
 
 
-def goal_table(found: dict[str, Row], dtype: Dtype, threads: int, machine: dict[str, Any], code: str) -> str:
+def goal_table(by_case: dict[str, Row], dtype: Dtype, threads: int, machine: dict[str, Any], code: str) -> str:
     """One table of the issue's rows; empty where none was measured. The issue's goals are for bf16."""
     lines = []
     for goal in GOALS:
-        row = found.get(replace(goal.case, dtype=dtype, threads=threads).name)
+        row = by_case.get(replace(goal.case, dtype=dtype, threads=threads).name)
         if row is not None:
             lines.append(goal_line(goal, row, dtype, machine, code))
     if not lines:
@@ -222,12 +222,12 @@ def goal_line(goal: Goal, row: Row, dtype: Dtype, machine: dict[str, Any], code:
     return "| " + " | ".join(cells) + " |"
 
 
-def share_table(found: dict[str, Row], machine: dict[str, Any]) -> str:
+def share_table(by_case: dict[str, Row], machine: dict[str, Any]) -> str:
     """Useful work on model B as a share of what the machine can do."""
     lines = []
     for goal in GOALS:
         for dtype, threads in SETTINGS:
-            row = found.get(replace(goal.case, dtype=dtype, threads=threads).name)
+            row = by_case.get(replace(goal.case, dtype=dtype, threads=threads).name)
             if goal.case.model == "B" and row is not None and "flop_per_second" in row:
                 share = share_of_peak(row["flop_per_second"], 1.0, machine[str(threads)]["peak"][dtype])
                 aim = SHARE_GOALS[dtype]
@@ -244,9 +244,9 @@ def share_table(found: dict[str, Row], machine: dict[str, Any]) -> str:
     )
 
 
-def time_table(found: dict[str, Row]) -> str:
+def time_table(by_case: dict[str, Row]) -> str:
     """Where the time of our side goes."""
-    rows = {name: row["activities"] for name, row in sorted(found.items()) if row.get("activities")}
+    rows = {name: row["activities"] for name, row in sorted(by_case.items()) if row.get("activities")}
     shown = [what for what in SHOWN if any(what in activities for activities in rows.values())]
     if not rows:
         return ""
@@ -325,21 +325,21 @@ def plot(folder: Path, name: str, points: Sequence[Row]) -> Path:
     return path
 
 
-def asserted_table(found: dict[str, Row]) -> str:
+def asserted_table(by_case: dict[str, Row]) -> str:
     """What was compared, and which of the peer's settings was taken."""
     lines = []
-    for name, row in sorted(found.items()):
+    for name, row in sorted(by_case.items()):
         trials = ", ".join(f"{what}: {seconds:.3g}" for what, seconds in row.get("candidates", {}).items())
         settings = row.get("candidate", "") + (f" (tried, seconds: {trials})" if trials else "")
         lines.append(f"| {name} | {row.get('asserted', row.get('error', 'our side alone'))} | {settings} |")
     return "| row | asserted | TRL's settings |\n|---|---|---|\n" + "\n".join(lines) + "\n"
 
 
-def slim(found: dict[str, Row]) -> dict[str, Row]:
+def slim(by_case: dict[str, Row]) -> dict[str, Row]:
     """The rows without what only a side's own history needs."""
     return {
         name: {key: value for key, value in row.items() if key not in ("sides", "tokens")}
-        for name, row in found.items()
+        for name, row in by_case.items()
     }
 
 

@@ -73,5 +73,5 @@ class Rows:
 
     def all(self, cases: Iterable[Case]) -> dict[str, dict[str, Any]]:
         """Those that are there, by name."""
-        found = {case.name: self.find(case) for case in cases}
-        return {name: row for name, row in found.items() if row is not None}
+        by_case = {case.name: self.find(case) for case in cases}
+        return {name: row for name, row in by_case.items() if row is not None}

@@ -39,10 +39,12 @@ def ours(task: dict[str, Any], case: Case, meter: Meter) -> None:
     with training_loop("generate"):
         for step, part in enumerate(steps_of(prompts, case)):
             with doing("rollout decode"):  # what the trainers that ask it call it
-                found = engine.generate(part, num_samples=case.group, sampling=sampling, seed=0, rollout_index=step)
+                completions = engine.generate(
+                    part, num_samples=case.group, sampling=sampling, seed=0, rollout_index=step
+                )
             step_done()
             meter.step_done(
-                sequences=[(len(p.ids), [len(c.tokens) for c in g]) for p, g in zip(part, found, strict=True)]
+                sequences=[(len(p.ids), [len(c.tokens) for c in g]) for p, g in zip(part, completions, strict=True)]
             )
 
 
@@ -90,10 +92,10 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], group: int, **how: Any)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
     with torch.no_grad():
         out = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=PAD, eos_token_id=EOS, **how)
-    found = []
+    sampled = []
     for row in out[:, longest:].tolist():
-        found.append(row[: row.index(EOS) + 1] if EOS in row else row)
-    return found
+        sampled.append(row[: row.index(EOS) + 1] if EOS in row else row)
+    return sampled
 
 
 def steps_of(prompts: Sequence[Any], case: Case) -> list[Sequence[Any]]:

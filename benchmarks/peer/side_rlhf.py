@@ -89,10 +89,10 @@ def placed(rows: Sequence[Any], *, name: str = "rows") -> list[Any]:
     from rlhf.training.row_order import permutation
 
     names = ("rows", 0) if name == "rows" else (name, 0)
-    found: list[Any] = [None] * len(rows)
+    in_place: list[Any] = [None] * len(rows)
     for row, place in zip(rows, permutation(len(rows), SEED, *names), strict=True):
-        found[place] = row
-    return found
+        in_place[place] = row
+    return in_place
 
 
 def groups(task: Mapping[str, Any]) -> list[Any]:
@@ -238,8 +238,8 @@ def prompts_of(task: Mapping[str, Any]) -> list[Any]:
     """What is asked, in the order in which the trainer's own shuffling asks it."""
     from rlhf.data.contracts import Prompt
 
-    found = [Prompt(id=str(n), ids=row["prompt"], text=text_of(row["prompt"])) for n, row in enumerate(task["rows"])]
-    return placed(found, name="prompts")
+    prompts = [Prompt(id=str(n), ids=row["prompt"], text=text_of(row["prompt"])) for n, row in enumerate(task["rows"])]
+    return placed(prompts, name="prompts")
 
 
 def replay(task: Mapping[str, Any], policy: Any) -> Any:
@@ -305,9 +305,11 @@ def count_lengths(engine: Any, log: Any) -> None:
     generate = engine.generate
 
     def counted(prompts: Sequence[Any], **how: Any) -> Any:
-        found = generate(prompts, **how)
-        log.sequences = [(len(p.ids), [len(c.tokens) for c in group]) for p, group in zip(prompts, found, strict=True)]
-        return found
+        sampled = generate(prompts, **how)
+        log.sequences = [
+            (len(p.ids), [len(c.tokens) for c in group]) for p, group in zip(prompts, sampled, strict=True)
+        ]
+        return sampled
 
     engine.generate = counted
 
@@ -349,8 +351,8 @@ def run_ppo(task: dict[str, Any], case: Case, meter: Meter) -> None:
     critic = ValueModel.from_reward(judge, head="reward")
 
     def parts(metrics: Metrics) -> Metrics:
-        found = {"policy_loss": metrics["loss/policy"], "value_loss": metrics["loss/value"]}
-        return found | ({"score": metrics["ppo/score_mean"]} if "ppo/score_mean" in metrics else {})
+        losses = {"policy_loss": metrics["loss/policy"], "value_loss": metrics["loss/value"]}
+        return losses | ({"score": metrics["ppo/score_mean"]} if "ppo/score_mean" in metrics else {})
 
     log = metered_log(meter, steps=case.epochs, shared=parts)
     trainer = PPOTrainer(

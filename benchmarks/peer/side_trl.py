@@ -83,7 +83,7 @@ def clock(meter: Meter) -> Any:
 
 def texts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows as TRL takes them; it tokenizes them itself, and ``digest`` says whether to what we meant."""
-    found: list[dict[str, Any]] = []
+    texts_of_rows: list[dict[str, Any]] = []
     for row in rows:
         said: dict[str, Any] = {"prompt": text_of(row["prompt"])}
         completions = [" " + text_of(ids) for ids in row["completions"]]
@@ -93,25 +93,25 @@ def texts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             said["completion"] = completions[0]
         elif completions:
             said |= {"chosen": completions[0], "rejected": completions[1]}
-        found.append(said)
-    return found
+        texts_of_rows.append(said)
+    return texts_of_rows
 
 
 def digest(trainer: Any, case: Case) -> list[list[list[int]]]:
     """The ids of the first rows that TRL trains on: [prompt + completion, ...] of each."""
     first = trainer.train_dataset.select(range(case.rows))
-    found = []
+    ids = []
     for row in first:
         if "input_ids" in row:
-            found.append([list(row["input_ids"])])
+            ids.append([list(row["input_ids"])])
         elif "prompt_ids" in row:
             names = [name for name in ("chosen_ids", "rejected_ids", "completion_ids") if name in row]
-            found.append([[*row["prompt_ids"], *row[name]] for name in names])
+            ids.append([[*row["prompt_ids"], *row[name]] for name in names])
         elif "chosen_ids" in row:
-            found.append([list(row["chosen_ids"]), list(row["rejected_ids"])])
+            ids.append([list(row["chosen_ids"]), list(row["rejected_ids"])])
         elif "chosen_input_ids" in row:
-            found.append([list(row["chosen_input_ids"]), list(row["rejected_input_ids"])])
-    return found
+            ids.append([list(row["chosen_input_ids"]), list(row["rejected_input_ids"])])
+    return ids
 
 
 def dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -173,9 +173,9 @@ def time_reference(trainer_type: Any, meter: Meter) -> None:
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = meter.gauge.seconds()
-        found = original(*args, **kwargs)
+        outcome = original(*args, **kwargs)
         meter.notes["reference_seconds"] = meter.notes.get("reference_seconds", 0.0) + meter.gauge.seconds() - began
-        return found
+        return outcome
 
     trainer_type._precompute_ref_logps = timed
 

@@ -54,13 +54,13 @@ def build(task: dict[str, Any], case: Case, meter: Meter) -> Any:
             said = torch.tensor([completions[tuple(prompt)][0] for prompt in prompts])
             whole = torch.cat([queries, said], dim=1)
             logits = ppo_trainer.forward(model, whole, tokenizer.pad_token_id).logits[:, queries.shape[1] - 1 : -1]
-            found = whole, logits.float()
+            generated = whole, logits.float()
         else:
-            found = sample(model, queries, *rest)
-        rows = found[0][:, queries.shape[1] :].tolist()
+            generated = sample(model, queries, *rest)
+        rows = generated[0][:, queries.shape[1] :].tolist()
         lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in rows]
         meter.sequences = [(len(prompt), [length]) for prompt, length in zip(prompts, lengths, strict=True)]
-        return found
+        return generated
 
     ppo_trainer.batch_generation = counted
     policy, tokenizer = model_and_tokenizer(task)

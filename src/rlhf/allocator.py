@@ -38,8 +38,8 @@ def forget_kernels() -> None:
 
 def num_kernels_kept() -> int:
     """Number that oneDNN keeps after ``forget_kernels`` was called."""
-    found = os.environ.get(PRIMITIVES, os.environ.get(CAPACITIES[-1], ""))
-    return int(found) if found.isdecimal() else KERNELS
+    setting = os.environ.get(PRIMITIVES, os.environ.get(CAPACITIES[-1], ""))
+    return int(setting) if setting.isdecimal() else KERNELS
 
 
 @functools.cache

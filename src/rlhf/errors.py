@@ -151,7 +151,7 @@ UNPRINTABLE = re.compile(
 
 def printable(text: str) -> str:
     """The text with terminal controls and unencodable characters escaped as in ``\\x1b``; for texts of models and files."""
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
 
 
 def text_of(err: BaseException) -> str:

@@ -85,12 +85,12 @@ def storage_errors(path: Path | str, *, advice: str = "") -> Iterator[None]:
     except RLHFError:
         raise  # has a readable message already
     except Exception as err:
-        found = _system_error(err)
-        if found is None or found.errno not in _TROUBLES or not _concerns(found, path):
+        error = _system_error(err)
+        if error is None or error.errno not in _TROUBLES or not _concerns(error, path):
             raise
-        trouble, rule = _TROUBLES[found.errno]
-        room = _room(path) if found.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StorageError(f"Can't write {_named(found) or path}: {trouble}{room}. {advice or rule}") from err
+        trouble, rule = _TROUBLES[error.errno]
+        room = _room(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StorageError(f"Can't write {_named(error) or path}: {trouble}{room}. {advice or rule}") from err
 
 
 def check_space(folder: Path | str, needed_bytes: int, *, purpose: str = "Writing", advice: str = "") -> None:
@@ -233,8 +233,8 @@ def sha256(path: Path | str) -> str:
 
 def sha256_once(path: Path) -> str:
     """``sha256`` for files with several readers: a file that is unchanged since it was last read is not read again."""
-    found = path.stat()
-    return _sha256_of(str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = path.stat()
+    return _sha256_of(str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @functools.cache
@@ -261,9 +261,9 @@ def _system_error(err: Exception) -> OSError | None:
     seen: BaseException | None = err
     while seen is not None:
         match = re.search(r"\(os error (\d+)\)", str(seen))
-        found = OSError(int(match[1]), str(seen)) if match else seen
-        if isinstance(found, OSError) and found.errno in _WRITE_FAILURES:
-            return found
+        error = OSError(int(match[1]), str(seen)) if match else seen
+        if isinstance(error, OSError) and error.errno in _WRITE_FAILURES:
+            return error
         seen = seen.__cause__ or seen.__context__
     return None
 

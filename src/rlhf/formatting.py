@@ -36,19 +36,15 @@ def times(count: int) -> str:
 
 def plain_number(value: Any, digits: int = 2) -> str:
     """A number in a few digits."""
-    found = number(value)
-    if found is None:
+    x = number(value)
+    if x is None:
         return "not measured"
-    found = 0.0 if abs(found) < ROUNDING else found
-    if found == 0 or 0.01 <= abs(found) < 100:
-        return f"{found:,.{digits}f}"
-    if abs(found) < 1e6:
-        return (
-            f"{found:.{digits}g}"
-            if abs(found) < 1
-            else f"{found:,.{max(0, digits - (1 if abs(found) < 10_000 else 2))}f}"
-        )
-    return f"{found:.{digits + 1}g}"
+    x = 0.0 if abs(x) < ROUNDING else x
+    if x == 0 or 0.01 <= abs(x) < 100:
+        return f"{x:,.{digits}f}"
+    if abs(x) < 1e6:
+        return f"{x:.{digits}g}" if abs(x) < 1 else f"{x:,.{max(0, digits - (1 if abs(x) < 10_000 else 2))}f}"
+    return f"{x:.{digits + 1}g}"
 
 
 def rounded(value: float, digits: int = 2, *, sign: bool = False) -> str:
@@ -58,23 +54,23 @@ def rounded(value: float, digits: int = 2, *, sign: bool = False) -> str:
 
 def signed_number(value: Any, digits: int = 2) -> str:
     """With its sign, also if it is positive."""
-    found = number(value)
-    if found is None:
+    x = number(value)
+    if x is None:
         return plain_number(value)
-    text = plain_number(abs(found), digits)
-    return f"{'-' if found < 0 and text.strip('0.') else '+'}{text}"
+    text = plain_number(abs(x), digits)
+    return f"{'-' if x < 0 and text.strip('0.') else '+'}{text}"
 
 
 def percentage(value: Any, digits: int = 1) -> str:
     """A share, rounded before it is multiplied: for 0.9925 the console prints 0.993, so this gives 99.3 and not 99.2."""
-    found = number(value)
-    return "not measured" if found is None else f"{100 * round(found, digits + 2) + 0.0:.{digits}f}\u202f%"
+    share = number(value)
+    return "not measured" if share is None else f"{100 * round(share, digits + 2) + 0.0:.{digits}f}\u202f%"
 
 
 def percentage_points(value: Any) -> str:
     """A change of a share."""
-    found = number(value)
-    return "not measured" if found is None else f"{100 * round(found, 3) + 0.0:+.1f}\u202fpp"
+    share = number(value)
+    return "not measured" if share is None else f"{100 * round(share, 3) + 0.0:+.1f}\u202fpp"
 
 
 def formatted(value: Any, share: bool = False, signed: bool = False) -> str:
@@ -130,11 +126,11 @@ def bytes_text(count: float) -> str:
 
 def duration(value: Any) -> str:
     """Seconds: ``8.2 s``, ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    found = number(value)
-    if found is None:
+    x = number(value)
+    if x is None:
         return "unknown"
-    if found < 60:
-        return f"{found:.1f} s" if found < 10 else f"{found:.0f} s"
-    minutes, seconds = divmod(round(found), 60)
+    if x < 60:
+        return f"{x:.1f} s" if x < 10 else f"{x:.0f} s"
+    minutes, seconds = divmod(round(x), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -119,8 +119,8 @@ def check_completions_carry_the_version_that_was_loaded(engine: RolloutEngine, p
     version = engine.weight_version + 7
     engine.load_weights(version)
     assert engine.weight_version == engine.health().weight_version == version
-    found = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
-    assert found[0][0].weight_version == version
+    completions = engine.generate(prompts[:1], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
+    assert completions[0][0].weight_version == version
     assert engine.fingerprint() == engine.fingerprint() != "", "a fingerprint is a stable text"
 
 

@@ -76,11 +76,11 @@ def circles_among(modules: dict[str, set[str]]) -> list[frozenset[str]]:
 def imports_within(room: str) -> dict[str, set[str]]:
     """Module of a room -> modules of the room that it imports: at its top, in functions or for its types."""
     modules = {module_of(file): file for file in FILES if room_of(file) == room}
-    found = {}
+    imports = {}
     for module, file in modules.items():
         names = {name if name in modules else name.rpartition(".")[0] for name in imported_modules(file)}
-        found[module] = (names & modules.keys()) - {module}
-    return found
+        imports[module] = (names & modules.keys()) - {module}
+    return imports
 
 
 ROOMS = sorted({room_of(file) for file in FILES if file.parent != SOURCE})

@@ -111,19 +111,19 @@ def word_of(node: ast.AST) -> str:
 
 @cache
 def quoted() -> dict[tuple[str, bool], set[Path]]:
-    found: dict[tuple[str, bool], set[Path]] = {}
+    files_by_name: dict[tuple[str, bool], set[Path]] = {}
     for file in FILES:
         for text, as_kind in strings_in(tree_of(file)):
-            found.setdefault((text, False), set()).add(file)
+            files_by_name.setdefault((text, False), set()).add(file)
             if as_kind:
-                found.setdefault((text, True), set()).add(file)
-    return found
+                files_by_name.setdefault((text, True), set()).add(file)
+    return files_by_name
 
 
 @cache
 def used_classes() -> dict[str, set[Path]]:
     """Classes that are called after something that a recipe names -> files that use them."""
-    found: dict[str, set[Path]] = {}
+    files_by_class: dict[str, set[Path]] = {}
     for file in FILES:
         for node in ast.walk(tree_of(file)):
             name = (
@@ -131,8 +131,8 @@ def used_classes() -> dict[str, set[Path]]:
             )
             name = node.name if isinstance(node, ast.alias | ast.ClassDef) else name
             if name is not None and (match := re.fullmatch(r"(\w+?)(?:Stage|Config|Trainer)", name)):
-                found.setdefault(folded(match[1]), set()).add(file)
-    return found
+                files_by_class.setdefault(folded(match[1]), set()).add(file)
+    return files_by_class
 
 
 @pytest.mark.parametrize("name", NAMES)

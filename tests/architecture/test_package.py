@@ -29,24 +29,24 @@ NOT_IN_ALL = {"all", "dev", "vllm", "deepspeed"}
 
 def pins(name: str) -> dict[str, str]:
     """Package -> version of one lock file, following its -r lines."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for line in (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines():
         if line.startswith("-r "):
-            found.update(pins(line.removeprefix("-r ")))
+            versions.update(pins(line.removeprefix("-r ")))
         elif line and not line.startswith("#"):
             assert re.fullmatch(r"[\w.-]+==[\w.]+", line), f"requirements/{name}: {line!r} is not name==version"
             package, _, version = line.partition("==")
-            found[canonicalize_name(package)] = version
-    return found
+            versions[canonicalize_name(package)] = version
+    return versions
 
 
 def expanded(requirements: list[str]) -> Iterator[str]:
     """``rlhf[web,postgres]`` stands for those extras' own lists."""
     for text in requirements:
-        found = Requirement(text)
-        if found.name != PROJECT["name"]:
+        requirement = Requirement(text)
+        if requirement.name != PROJECT["name"]:
             yield text
-        for extra in sorted(found.extras) if found.name == PROJECT["name"] else ():
+        for extra in sorted(requirement.extras) if requirement.name == PROJECT["name"] else ():
             yield from expanded(EXTRAS[extra])
 
 

@@ -48,7 +48,7 @@ PROMISED = set(
 @functools.cache
 def definitions() -> dict[str, str]:
     """Promised names that some module defines at its top level, and where."""
-    found = {}
+    places = {}
     for file in FILES:
         for node in tree_of(file).body:
             names = []
@@ -58,8 +58,8 @@ def definitions() -> dict[str, str]:
                 names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names = [node.target.id]
-            found.update({name: f"{module_of(file)}:{name}" for name in names if name in PROMISED})
-    return found
+            places.update({name: f"{module_of(file)}:{name}" for name in names if name in PROMISED})
+    return places
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED))

@@ -35,10 +35,10 @@ HOSTILE = (
 def faults(page: Any) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    violations = Axe().run(page).response["violations"]
     return [
         f"{each['id']} ({each['impact']}): {each['nodes'][0]['html'][:200]}"
-        for each in found
+        for each in violations
         if each["impact"] in ("serious", "critical")
     ]
 
@@ -432,12 +432,12 @@ def test_every_kind_fits_a_phone_and_axe_finds_no_serious_fault(server, open_pag
         for kind, number in KINDS.items()
     ])  # fmt: skip
     page = open_page("ann", color_scheme=scheme, viewport={"width": 360, "height": 740}, has_touch=True)
-    found = {}
+    actual = {}
     for kind in KINDS:
         page.wait_for_selector(f'.task[data-kind="{kind}"]')
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, kind
         page.screenshot(path=screenshots / f"{kind}-{scheme}-phone.png", full_page=True)
-        found[kind] = faults(page)
+        actual[kind] = faults(page)
         small = page.evaluate(
             """() => [...document.querySelectorAll("button, .option, .step, summary, a")].filter((each) => {
                 const box = each.getBoundingClientRect();
@@ -451,7 +451,7 @@ def test_every_kind_fits_a_phone_and_axe_finds_no_serious_fault(server, open_pag
             for name, key in {"differences": "d", "plain": "h", "keys": "?", "guidelines": "g"}.items():
                 page.keyboard.press(key)
                 page.wait_for_timeout(100)
-                found[name] = faults(page)
+                actual[name] = faults(page)
                 page.screenshot(path=screenshots / f"{name}-{scheme}.png")
                 page.keyboard.press("Escape")
             page.set_viewport_size({"width": 360, "height": 740})
@@ -461,8 +461,8 @@ def test_every_kind_fits_a_phone_and_axe_finds_no_serious_fault(server, open_pag
             page.set_viewport_size({"width": 360, "height": 740})
         after(page, lambda: page.keyboard.press("s"))
     page.wait_for_selector("#nothing-left:visible")
-    found["nothing left"] = faults(page)
-    assert {name: what for name, what in found.items() if what} == {}, json.dumps(found, indent=1)
+    actual["nothing left"] = faults(page)
+    assert {name: what for name, what in actual.items() if what} == {}, json.dumps(actual, indent=1)
 
 
 def test_single_keys_can_be_turned_off_and_choosing_can_be_sending(server, open_page):

@@ -19,10 +19,10 @@ def test_no_page_has_a_serious_fault_or_scrolls_sideways(server, browser, screen
     try:
         page = context.new_page()
         page.set_default_timeout(LONGEST_WAIT_MS)
-        found = {}
+        actual = {}
 
         def look(name):
-            found[name] = faults(page)
+            actual[name] = faults(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
             page.screenshot(path=screenshots / f"{name}-{scheme}.png", full_page=True)
 
@@ -42,6 +42,6 @@ def test_no_page_has_a_serious_fault_or_scrolls_sideways(server, browser, screen
         look("guidelines-page")
         page.goto(f"{server.url}/people")
         look("refused")
-        assert {name: what for name, what in found.items() if what} == {}
+        assert {name: what for name, what in actual.items() if what} == {}
     finally:
         context.close()

@@ -51,9 +51,9 @@ def test_the_page_fits_a_phone_a_tablet_and_a_desk(tmp_path, width):
     report = write_report(folder)
     wrapper = tmp_path / "wrapper.html"
     wrapper.write_text(MEASURE.format(page=report.as_uri(), width=width))
-    found = re.search(r'<p id="found">(\d+) (\d+) (\d+)</p>', browse(wrapper, tmp_path).stdout)
-    assert found, "the page did not load"
-    scroll_width, sticking_out, plots = map(int, found.groups())
+    matched = re.search(r'<p id="found">(\d+) (\d+) (\d+)</p>', browse(wrapper, tmp_path).stdout)
+    assert matched, "the page did not load"
+    scroll_width, sticking_out, plots = map(int, matched.groups())
     assert scroll_width <= width
     assert sticking_out == 0
     assert plots > 15

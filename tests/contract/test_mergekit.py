@@ -49,7 +49,7 @@ def cases(p: dict[str, Path]) -> dict[str, dict[str, Any]]:
         )
         return {"sources": [of_base, of_model | own]}
 
-    found = {
+    by_name = {
         "linear": merge_tree("linear", three),
         "linear unnormalized": merge_tree("linear", three, parameters={"normalize": False}),
         "linear with a base": merge_tree("linear", {a: {"weight": 2}}, base_model=base, parameters={"weight": 1}),
@@ -71,7 +71,7 @@ def cases(p: dict[str, Path]) -> dict[str, dict[str, Any]]:
         },
         "to bfloat16": merge_tree("ties", three, base_model=base, dtype="float32", out_dtype="bfloat16"),
     }  # fmt: skip
-    return found
+    return by_name
 
 
 def run_peer(jobs: list[tuple[dict[str, Any], Path]], where: Path) -> None:

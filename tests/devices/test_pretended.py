@@ -90,6 +90,6 @@ def test_a_number_that_is_read_as_memory_is_found(monkeypatch):
     """Here the packed path breaks, and the check at the start takes another: a test must ask which path it was."""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: self)
     policy = toy.build_policy().to(GPU)
-    found = policy.choose_path(toy.rows(2))
-    assert found.path != "packed"
-    assert "numpy() is not supported" in found.reason
+    path = policy.choose_path(toy.rows(2))
+    assert path.path != "packed"
+    assert "numpy() is not supported" in path.reason

@@ -82,9 +82,9 @@ def test_a_sample_is_the_same_on_a_gpu_from_an_engine_that_is(engine, gpu):
 @pytest.mark.filterwarnings("ignore:.*attention_mask.*")
 def test_the_padded_decoder_samples_the_same_on_a_gpu(gpu):
     def padded():
-        found = policy()
-        found.choice = PathChoice("padded", 0.0, FORCED)
-        return found
+        actual = policy()
+        actual.choice = PathChoice("padded", 0.0, FORCED)
+        return actual
 
     with placed_on("cpu"):
         on_cpu = samples(padded())
@@ -99,8 +99,8 @@ def test_models_that_judge_give_the_same_scores_on_a_gpu(gpu):
         said = samples(judged)
         reward = RewardModel.from_policy("embedded", num_models=2, num_heads=2, seed=1)
         steps = ProcessRewardModel.from_policy("embedded", step_separator="e", seed=1)
-        found = [scorer.score(asked, said).scores for scorer in (LearnedReward(reward), ProcessReward(steps))]
-        return [*found, LearnedReward(reward)([prompt.text for prompt in asked], [c.text for c in said])]
+        scores = [scorer.score(asked, said).scores for scorer in (LearnedReward(reward), ProcessReward(steps))]
+        return [*scores, LearnedReward(reward)([prompt.text for prompt in asked], [c.text for c in said])]
 
     with placed_on("cpu"):
         on_cpu = scores()

@@ -100,8 +100,8 @@ def test_a_run_that_was_begun_on_a_gpu_goes_on_from_its_checkpoint_on_a_cpu_and_
             toys_on(places[then])
             resumed = build_trainer(name, checkpoint_dir=folder, **settings)
             resumed.train()
-            found = {key: value.cpu() for key, value in weights_of(resumed).items()}
-        assert toy.largest_difference(weights_of(whole), found) < LIMIT
+            actual = {key: value.cpu() for key, value in weights_of(resumed).items()}
+        assert toy.largest_difference(weights_of(whole), actual) < LIMIT
 
 
 def test_dropout_on_a_gpu_leaves_the_numbers_of_the_cpu_where_they_were(gpu, toys_on):

@@ -93,14 +93,14 @@ def test_what_the_page_adds_works(tmp_path):
         env=os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["scores"] == {"capitals": [1.0, 0.0, 0.0]}
-    assert (len(found["rows"]), found["headline"]) == (2, "2 of 5 prompts")
-    assert found["errors"] == []
-    assert found["commands"] == ["topr"]
-    assert found["unexplained"] == []
-    assert found["losses"]["dpo"] == 1.0  # (1 - beta * 0)^2: the policy is its own reference
-    of_pick, of_quadratic, of_topr = (set(found["code"][name]) for name in ("pick", "quadratic", "topr"))
+    document = json.loads(done.stdout)
+    assert document["scores"] == {"capitals": [1.0, 0.0, 0.0]}
+    assert (len(document["rows"]), document["headline"]) == (2, "2 of 5 prompts")
+    assert document["errors"] == []
+    assert document["commands"] == ["topr"]
+    assert document["unexplained"] == []
+    assert document["losses"]["dpo"] == 1.0  # (1 - beta * 0)^2: the policy is its own reference
+    of_pick, of_quadratic, of_topr = (set(document["code"][name]) for name in ("pick", "quadratic", "topr"))
     assert "pipeline/stages/sample.py" in of_pick - of_topr
     assert "rewards/capitals.py" in of_topr - of_pick
     assert "losses/truncated.py" in of_quadratic - of_topr

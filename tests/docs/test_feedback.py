@@ -37,12 +37,12 @@ THREADS = re.findall(
 
 def command_of(words: list[str]):
     """The click command that a line starts, and the words left for it."""
-    found = typer.main.get_command(app)
-    while words and hasattr(found, "list_commands"):
-        known = found.list_commands(None)
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "list_commands"):
+        known = command.list_commands(None)
         assert words[0] in known, f"there is no command {words[0]!r} among {', '.join(known)}"
-        found, words = found.get_command(None, words[0]), words[1:]
-    return found, words
+        command, words = command.get_command(None, words[0]), words[1:]
+    return command, words
 
 
 @pytest.mark.parametrize("line", [*COMMANDS, *INLINE])

@@ -25,10 +25,10 @@ POLITE, LONG = "Happy to help.", "It is a long story and there is much more of i
 @pytest.fixture
 def server():
     (code,) = [code for language, code in BLOCKS if language == "python" and "BaseHTTPRequestHandler" in code]
-    found: dict = {"__name__": "page"}
-    exec(code, found)
-    found["Judge"].log_message = lambda *arguments: None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), found["Judge"])
+    actual: dict = {"__name__": "page"}
+    exec(code, actual)
+    actual["Judge"].log_message = lambda *arguments: None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), actual["Judge"])
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -41,9 +41,9 @@ def test_the_files_of_the_page_are_a_reward(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge.yaml").write_text(JUDGE)
     (tmp_path / "rubric.yaml").write_text(RUBRIC)
-    found = JudgeRewardConfig.of(yaml.safe_load(REWARD)["reward"])
-    assert found.judge == read_judge("judge.yaml")
-    assert [criterion.name for criterion in found.rubric.criteria] == ["correct", "polite"]
+    config = JudgeRewardConfig.of(yaml.safe_load(REWARD)["reward"])
+    assert config.judge == read_judge("judge.yaml")
+    assert [criterion.name for criterion in config.rubric.criteria] == ["correct", "polite"]
 
 
 @pytest.mark.parametrize("mode", ["points", "pairwise", "group_ranks"])
@@ -52,8 +52,8 @@ def test_the_server_of_the_page_is_a_judge_in_every_mode(mode, rubric, server):
     judge = {"type": "endpoint", "url": server, "model": "judge"}
     prompts = [Prompt("p", [], "q")] * 2
     said = [TextCompletion(LONG, sample=0), TextCompletion(POLITE, sample=1)]
-    found = ask_scorer(JudgeReward(JudgeRewardConfig(judge=judge, mode=mode, rubric=rubric)), prompts, said)
-    assert found.scores[0] < found.scores[1]
+    scored = ask_scorer(JudgeReward(JudgeRewardConfig(judge=judge, mode=mode, rubric=rubric)), prompts, said)
+    assert scored.scores[0] < scored.scores[1]
 
 
 def test_the_table_of_judges_says_what_is_refused():

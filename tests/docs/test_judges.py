@@ -62,8 +62,8 @@ def test_every_block_of_settings_is_a_valid_judge(code):
 
 
 def test_every_type_has_an_example():
-    found = {yaml.safe_load(code)["type"] for code in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)}
-    assert found == {cls.type_name() for cls in JUDGE_TYPES}
+    types = {yaml.safe_load(code)["type"] for code in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)}
+    assert types == {cls.type_name() for cls in JUDGE_TYPES}
 
 
 def test_settings_that_commands_of_the_page_give_exist():

@@ -110,8 +110,8 @@ def test_a_page_has_what_a_recipe_cannot_leave_out(name):
 
 def metrics_named_on(name: str) -> list[str]:
     text = method_pages.page_text(name)
-    found = re.findall(r"`(\w+)/([a-z_]+)`", text)
-    return [f"{room}/{metric}" for room, metric in found if room not in ("tests", "docs", "recipes", "tools", "src")]
+    matches = re.findall(r"`(\w+)/([a-z_]+)`", text)
+    return [f"{room}/{metric}" for room, metric in matches if room not in ("tests", "docs", "recipes", "tools", "src")]
 
 
 @functools.cache

@@ -67,7 +67,7 @@ def test_what_a_stage_took_of_the_processor_is_kept_for_the_call_that_goes_on(tm
     assert "processor_seconds" not in reasoning_table.run_seed(9, tmp_path, ())["stages"]["world"]
 
 
-def found(seed, gain, f1):
+def seed_rows(seed, gain, f1):
     """What a seed may have measured; the rest of a real one's numbers plays no part here."""
     solved = {"pass@1": 0.4, "greedy": 0.5, "pass@8": 0.9, "pass@32": 0.99, "sound": 0.3}
     stages = {"solved_prm": solved, "prm": {"eval/first_wrong": 0.9, "eval/sound": 0.99, "eval/f1": f1}}
@@ -79,7 +79,7 @@ def found(seed, gain, f1):
 
 def test_the_table_says_of_every_target_how_many_seeds_reached_it():
     text = reasoning_table.page(
-        [found(1, 0.25, 0.96), found(2, 0.15, 0.97), found(3, 0.35, None)], ("prm", "grpo"), "me", 2
+        [seed_rows(1, 0.25, 0.96), seed_rows(2, 0.15, 0.97), seed_rows(3, 0.35, None)], ("prm", "grpo"), "me", 2
     )
     lines = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
     # mean 0.25, deviation 0.1, half an interval of 4.303 x 0.1 / sqrt(3)
@@ -118,8 +118,8 @@ def test_the_page_says_what_its_table_says():
 
     def rows(name):
         """Of each part of the table that has such a row: its numbers by seed."""
-        found = re.findall(rf"^\| {re.escape(name)} \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", table, re.MULTILINE)
-        return [[float(number) for number in row] for row in found]
+        matches = re.findall(rf"^\| {re.escape(name)} \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", table, re.MULTILINE)
+        return [[float(number) for number in row] for row in matches]
 
     def short(number, digits):
         return f"{number:.{digits}f}".removeprefix("0")

@@ -71,10 +71,10 @@ def test_the_function_does_what_it_says(tmp_path):
 
 
 def test_the_server_is_one():
-    found: dict = {"__name__": "page"}
-    exec(python_block("BaseHTTPRequestHandler"), found)
-    found["Score"].log_message = lambda *arguments: None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), found["Score"])
+    actual: dict = {"__name__": "page"}
+    exec(python_block("BaseHTTPRequestHandler"), actual)
+    actual["Score"].log_message = lambda *arguments: None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), actual["Score"])
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -30,8 +30,8 @@ JUDGED = judgments(ROWS, WHO, seed=3)
 
 
 def right(arm):
-    found = labeled(ROWS, JUDGED, arm)
-    return sum(not row["flipped"] for row in found) / len(found)
+    rows_of_arm = labeled(ROWS, JUDGED, arm)
+    return sum(not row["flipped"] for row in rows_of_arm) / len(rows_of_arm)
 
 
 def test_a_row_that_is_flipped_is_flipped_in_text_and_ids_and_no_other_is():

@@ -55,20 +55,20 @@ def test_the_load_tool_notices_what_is_lost_doubled_or_changed(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_server_is_killed_under_load():
-    found = run_load("--annotators", "10", "--judgments", "20", "--kills", "2")
-    assert found["problems"] == []
-    assert (found["acknowledged"], found["kept"], found["kills"]) == (200, 200, 2)
-    assert found["repeated"] > 0, "a kill that nobody noticed proves nothing"
+    load_report = run_load("--annotators", "10", "--judgments", "20", "--kills", "2")
+    assert load_report["problems"] == []
+    assert (load_report["acknowledged"], load_report["kept"], load_report["kills"]) == (200, 200, 2)
+    assert load_report["repeated"] > 0, "a kill that nobody noticed proves nothing"
 
 
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_the_same_holds_on_postgresql(postgres_server):
-    found = run_load(
+    load_report = run_load(
         "--annotators", "10", "--judgments", "10", "--kills", "1", "--store", postgres_server.new_database()
     )
-    assert found["problems"] == []
-    assert (found["acknowledged"], found["kept"], found["kills"]) == (100, 100, 1)
+    assert load_report["problems"] == []
+    assert (load_report["acknowledged"], load_report["kept"], load_report["kills"]) == (100, 100, 1)
 
 
 def test_the_command_serves_until_it_is_told_to_stop_and_goes_on_where_it_was(tmp_path):

@@ -77,9 +77,9 @@ def number_of(checkpoint: Any) -> float:
 def held_in(store: CheckpointManager) -> Held:
     """Every checkpoint must be whole, not only the newest."""
     records = [Record.read(path) for path in store.paths()]
-    for found in records:
-        found.verify()
-    return {found.path.name: number_of(found.load()) for found in records}
+    for saved in records:
+        saved.verify()
+    return {saved.path.name: number_of(saved.load()) for saved in records}
 
 
 def record(folder: Path, calls: Sequence[Save | DiscardAfter], **settings: Any) -> tuple[Disk, list[Done]]:
@@ -186,9 +186,9 @@ def test_leftovers_do_not_pile_up_over_many_crashes(tmp_path):
         lay_out(disk.after_crash(when, lambda kind: True if kind == "name" else "half"), folder)
         assert len(os.listdir(folder / "run")) <= 3, "one that is whole, one coming, one going"
         latest = CheckpointManager(folder / "run").load_latest(warn=pytest.fail)
-        found = 0 if latest is None else number_of(latest)
-        assert found in (newest, number), "what was there after the crash before, or what was written since"
-        newest = found
+        actual = 0 if latest is None else number_of(latest)
+        assert actual in (newest, number), "what was there after the crash before, or what was written since"
+        newest = actual
     assert newest > 1, "some saves came through"
 
 
@@ -208,8 +208,8 @@ def test_a_file_is_the_old_or_the_new_one_and_the_new_one_when_the_call_has_retu
     versions = [None, *expected]
     for when, tree in disk.crashes():
         done = sum(events <= when for events in returned)
-        found = tree.get("run", {}).get("a.txt")
-        assert found in versions[done : done + 2], f"after {when} events, {done} calls had returned"
+        actual = tree.get("run", {}).get("a.txt")
+        assert actual in versions[done : done + 2], f"after {when} events, {done} calls had returned"
 
 
 # ------------------------------------------------------------------------- a simulator that sees nothing proves nothing
@@ -231,8 +231,8 @@ def test_the_simulated_disk_catches_a_writer_that_does_not_sync(write, tmp_path)
     with disk.recording():
         write(tmp_path / "a.txt", "old text")
         write(tmp_path / "a.txt", "new text")
-    found = {tree.get("a.txt") for _, tree in disk.crashes()}
-    assert found & {b"new ", b"old ", b"", bytes(8)}, "half a file, or none of it"
+    actual = {tree.get("a.txt") for _, tree in disk.crashes()}
+    assert actual & {b"new ", b"old ", b"", bytes(8)}, "half a file, or none of it"
 
 
 @pytest.mark.parametrize("careless", ["files are not synced", "folders are not synced", "the old one goes first"])

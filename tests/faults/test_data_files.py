@@ -166,11 +166,11 @@ BAD_LINES = {
 
 @pytest.mark.parametrize("case", BAD_LINES)
 def test_a_bad_line_is_named_and_the_good_ones_around_it_are_kept(tmp_path, case):
-    bad, found, wanted = BAD_LINES[case]
+    bad, actual, wanted = BAD_LINES[case]
     path = tmp_path / "d.jsonl"
     path.write_bytes(lines(bad))
     message = read_message(path)
-    assert f"{path}:{found}" in message
+    assert f"{path}:{actual}" in message
     assert wanted in message
     for streaming in (False, True):
         read = read_rows(path, streaming=streaming, on_bad_row="skip")
@@ -198,14 +198,14 @@ ARRAY_ITEMS = {
 @pytest.mark.parametrize("case", [*ARRAY_ITEMS, "latin-1"])
 def test_a_bad_item_of_an_array_is_named_and_the_good_ones_around_it_are_kept(tmp_path, case):
     path = tmp_path / "d.json"
-    bad, found, _ = BAD_LINES[case]
+    bad, actual, _ = BAD_LINES[case]
     path.write_bytes(b"[\n" + GOOD_LINE + b",\n" + bad + b",\n" + GOOD_LINE + b"]")
     message = read_message(path)
     assert f"{path}:row 2: " in message
     if case == "latin-1":
         assert "a byte on line 4 is 0xe9, which is not UTF-8" in message
     else:
-        assert found.removeprefix("2: ") in message
+        assert actual.removeprefix("2: ") in message
     table = read_rows(path, on_bad_row="skip")
     assert [row.to_dict() for row in table] == [GOOD, GOOD]
     assert len(table.bad_rows) == 1
@@ -223,9 +223,9 @@ BAD_CSV = {
 @pytest.mark.parametrize("case", BAD_CSV)
 def test_a_bad_row_of_a_table_is_named_and_the_good_ones_around_it_are_kept(tmp_path, case):
     path = tmp_path / "d.csv"
-    bad, found = BAD_CSV[case]
+    bad, actual = BAD_CSV[case]
     path.write_bytes(b"prompt,completion\np,c\n" + bad + b"p,c\n")
-    assert f"{path}{found}" in read_message(path)
+    assert f"{path}{actual}" in read_message(path)
     table = read_rows(path, on_bad_row="skip")
     assert [row.to_dict() for row in table] == [GOOD, GOOD]
     assert [row.where for row in table.bad_rows] == [f"{path}:3"]

@@ -70,14 +70,14 @@ def fill(disk: Path, *, leave: int) -> Path:
 
 def made_so_far(run_dir: Path) -> dict[str, str]:
     """Every file that a finished stage recorded -> its hash on disk now."""
-    found = {}
+    files = {}
     for folder in sorted(path for path in run_dir.iterdir() if path.is_dir()):
         artifact = Artifact.read(folder)
         if artifact is not None:
             for name, digest in artifact.files.items():
                 assert sha256(folder / name) == digest, f"{folder.name}/{name} is not what was recorded"
-                found[f"{folder.name}/{name}"] = digest
-    return found
+                files[f"{folder.name}/{name}"] = digest
+    return files
 
 
 @pytest.mark.slow

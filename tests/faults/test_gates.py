@@ -120,11 +120,11 @@ def test_a_gate_measures_again_where_another_process_promotes_meanwhile(times, m
     decide = gate._decided
 
     def meanwhile(*args):
-        found = decide(*args)
-        measured.append(found["champion"]["version"])
+        decision = decide(*args)
+        measured.append(decision["champion"]["version"])
         if len(measured) <= times:
             registry.promote(models[len(measured) % 2], reason="meanwhile")
-        return found
+        return decision
 
     monkeypatch.setattr(gate, "_decided", meanwhile)
     pipeline = gated(tmp_path, {"gate": {"candidate": models[1], "require": told("pass")}})
@@ -150,9 +150,9 @@ def test_weights_that_nobody_measured_are_never_promoted(promotes, models, tmp_p
     decide = gate._decided
 
     def meanwhile(*args):
-        found = decide(*args)
+        decision = decide(*args)
         shutil.copyfile(f"{models[1]}/model.safetensors", candidate / "model.safetensors")
-        return found
+        return decision
 
     monkeypatch.setattr(gate, "_decided", meanwhile)
     settings = {"candidate": str(candidate), "require": told("pass"), "promote": promotes}

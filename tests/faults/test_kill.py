@@ -28,6 +28,6 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
     record.write_text(json.dumps(told))
     events = hurt / "events.jsonl"
     events.write_text(events.read_text().replace('"loss/train": ', '"loss/train": 1'))
-    found = list(differences(tmp_path / "work" / "whole" / "short", hurt, Proof("")))
-    assert any("sft/model/model.safetensors has other bytes" in text for text in found)
-    assert any("events.jsonl" in text for text in found)
+    difference = list(differences(tmp_path / "work" / "whole" / "short", hurt, Proof("")))
+    assert any("sft/model/model.safetensors has other bytes" in text for text in difference)
+    assert any("events.jsonl" in text for text in difference)

@@ -53,10 +53,10 @@ def test_a_step_that_is_not_finite_is_left_out_and_its_row_is_named(in_gradient)
     result = trainer.train()
     assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
     assert result.steps == 6
-    found = alarms(log)
-    assert len(found) == 2, "row 4 comes once in each of two epochs"
+    actual = alarms(log)
+    assert len(actual) == 2, "row 4 comes once in each of two epochs"
     what = "the norm of the gradient" if in_gradient else "the loss"
-    for number, alarm in enumerate(found, start=1):
+    for number, alarm in enumerate(actual, start=1):
         assert alarm["rows"] == ["4"]
         assert f"sft: {what} is" in alarm["message"]
         assert "from the rows 4; the step is left out" in alarm["message"]
@@ -97,9 +97,9 @@ class HolesIn(toy.ShareOfGood):
         self.prompts, self.reported = prompts, reported
 
     def score(self, prompts: Any, completions: Any) -> Any:
-        found = super().score(prompts, completions)
+        scored = super().score(prompts, completions)
         bad = {n: "the function gave None" for n, prompt in enumerate(prompts) if prompt.id in self.prompts}
-        scores = [math.nan if n in bad else score for n, score in enumerate(found.scores)]
+        scores = [math.nan if n in bad else score for n, score in enumerate(scored.scores)]
         return ScoreResult(scores, errors=bad)
 
 
@@ -108,12 +108,12 @@ def test_a_prompt_without_a_score_is_left_out_with_an_alarm_that_shows_it(name):
     log = TrainingLogger(stage=name)
     trainer = toy.build_trainer(name, log=log, scorer=HolesIn({"3"}, reported=True), max_unscored_frac=0.5)
     trainer.train()
-    found = [event for event in log.read("alarm") if event["guard"] == "unscored"]
-    assert found
-    assert "holes gave no score for" in found[0]["message"]
-    assert "of prompt '3' (completion 0): the function gave None." in found[0]["message"]
-    assert "prompts are left out" in found[0]["message"]
-    assert {sample["id"] for sample in found[0]["samples"]} == {"3"}
+    events = [event for event in log.read("alarm") if event["guard"] == "unscored"]
+    assert events
+    assert "holes gave no score for" in events[0]["message"]
+    assert "of prompt '3' (completion 0): the function gave None." in events[0]["message"]
+    assert "prompts are left out" in events[0]["message"]
+    assert {sample["id"] for sample in events[0]["samples"]} == {"3"}
     assert all(bool(weight.isfinite().all()) for weight in toy.weights_of(trainer).values())
 
 
@@ -126,9 +126,11 @@ class HugeForOne(toy.ShareOfGood):
         self.huge = score
 
     def score(self, prompts: Any, completions: Any) -> Any:
-        found = super().score(prompts, completions)
-        scores = [self.huge if prompt.id == "3" else score for prompt, score in zip(prompts, found.scores, strict=True)]
-        return ScoreResult(scores, {"share": list(found.scores), "bonus": scores})
+        scored = super().score(prompts, completions)
+        scores = [
+            self.huge if prompt.id == "3" else score for prompt, score in zip(prompts, scored.scores, strict=True)
+        ]
+        return ScoreResult(scores, {"share": list(scored.scores), "bonus": scores})
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
@@ -162,6 +164,6 @@ def test_too_many_prompts_without_a_score_stop_before_anything_is_trained(name):
 def test_equal_rewards_are_reported_once_and_then_at_doubling_counts(name):
     log = TrainingLogger(stage=name)
     toy.build_trainer(name, log=log, scorer=toy.Constant(0.5), rollouts=9).train()
-    found = [event for event in log.read("alarm") if event["guard"] == "equal_rewards"]
-    assert [re.search(r"rollout (\d+)", event["message"])[1] for event in found] == ["1", "2", "4", "8"]
-    assert "reward constant constant" in found[0]["message"]
+    events = [event for event in log.read("alarm") if event["guard"] == "equal_rewards"]
+    assert [re.search(r"rollout (\d+)", event["message"])[1] for event in events] == ["1", "2", "4", "8"]
+    assert "reward constant constant" in events[0]["message"]

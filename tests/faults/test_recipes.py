@@ -332,8 +332,8 @@ def leaves(annotation):
 def test_numbers_are_what_they_look_like_and_dates_and_times_are_text(text, value):
     from rlhf.config.base import apply_overrides
 
-    found = apply_overrides({}, [f"a={text}"])["a"]
-    assert (found, type(found)) == (value, type(value))
+    actual = apply_overrides({}, [f"a={text}"])["a"]
+    assert (actual, type(actual)) == (value, type(value))
 
 
 # ---- names from elsewhere

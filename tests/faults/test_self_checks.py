@@ -37,9 +37,9 @@ def test_a_sound_run_notes_its_self_checks_and_raises_no_alarm(name):
 def test_dropout_left_on_is_found_by_the_first_ratio(name):
     log = TrainingLogger(stage=name)
     toy.build_trainer(name, log=log, dropout=0.5).train()
-    (found,) = [message for message in alarms(log) if "first ratio" in message]
-    assert "should be below 0.001" in found
-    assert "Is dropout on" in found
+    (actual,) = [message for message in alarms(log) if "first ratio" in message]
+    assert "should be below 0.001" in actual
+    assert "Is dropout on" in actual
 
 
 def test_behind_a_warm_up_of_the_critic_the_first_ratio_is_that_of_the_policys_first_step():
@@ -54,10 +54,10 @@ def test_behind_a_warm_up_of_the_critic_the_first_ratio_is_that_of_the_policys_f
     assert [step for step, _ in notes] == [1, 5]
     assert "first ratio" not in notes[0][1]
     assert "step 5, the policy's first: the first ratio's distance from 1" in notes[1][1]
-    _, found = run(dropout=0.5)
-    assert [step for step, _ in found] == [5]
-    assert "first ratio's distance from 1" in found[0][1]
-    assert "Is dropout on" in found[0][1]
+    _, actual = run(dropout=0.5)
+    assert [step for step, _ in actual] == [5]
+    assert "first ratio's distance from 1" in actual[0][1]
+    assert "Is dropout on" in actual[0][1]
 
 
 def test_a_reference_that_claims_to_be_the_policy_but_scores_otherwise_is_found():
@@ -72,8 +72,8 @@ def test_a_reference_that_claims_to_be_the_policy_but_scores_otherwise_is_found(
     log = TrainingLogger(stage="grpo")
     config = toy.GRPOConfig.of(toy.SHORT["grpo"])
     GRPOTrainer(policy, config, toy.prompts(8), toy.ShareOfGood(), reference=Lying(policy), log=log).train()
-    (found,) = [message for message in alarms(log) if "KL to the reference" in message]
-    assert "the reference is not the policy that this run starts from" in found
+    (actual,) = [message for message in alarms(log) if "KL to the reference" in message]
+    assert "the reference is not the policy that this run starts from" in actual
 
 
 def test_another_reference_on_purpose_is_no_alarm():
@@ -122,9 +122,9 @@ def test_an_engine_that_never_gets_the_trained_weights_stops_the_run_at_the_firs
 def test_an_engine_that_gets_stuck_later_is_found_by_its_log_probabilities():
     policy, log = toy.build_policy(), TrainingLogger(stage="grpo")
     train_with(Outside(policy, follows=True, stuck_after=2), policy, log)
-    found = [message for message in alarms(log) if "log-probabilities differ" in message]
-    assert found
-    assert "stale weights" in found[0]
+    messages = [message for message in alarms(log) if "log-probabilities differ" in message]
+    assert messages
+    assert "stale weights" in messages[0]
 
 
 def test_an_engine_that_says_an_old_version_is_refused():

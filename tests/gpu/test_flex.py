@@ -98,8 +98,8 @@ def test_memory_grows_with_the_rows_and_not_with_their_square():
 def test_a_policy_on_the_gpu_is_scored_packed_by_it_and_learns(autocast):
     policy = PolicyModel.from_pretrained("embedded")
     assert policy.device == DEVICE
-    found = policy.choose_path(toy.pairs(3))
-    assert (found.path, "FlexAttention" in found.reason) == ("packed", False)
+    path = policy.choose_path(toy.pairs(3))
+    assert (path.path, "FlexAttention" in path.reason) == ("packed", False)
     config = DPOConfig.of({**toy.SHORT["dpo"], "autocast": autocast, "epochs": None, "max_steps": 3})
     result = DPOTrainer(policy, config, toy.pairs(10)).train()
     assert result.metrics["loss/train"] < 0.7  # log 2 where nothing is learned

@@ -46,8 +46,8 @@ def run(trainer: Any) -> tuple[Any, Any, Any]:
     return toy.weights_of(trainer), result.metrics, result.evaluation
 
 
-def same(found: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
-    return toy.largest_difference(found[0], expected[0]) == 0.0 and found[1:] == expected[1:]
+def same(actual: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
+    return toy.largest_difference(actual[0], expected[0]) == 0.0 and actual[1:] == expected[1:]
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
@@ -107,13 +107,13 @@ def test_older_completions_are_corrected_and_fresh_ones_need_no_correction(name)
     metrics = [e["metrics"] for e in log.read("metrics") if "rollout/staleness" in e["metrics"]]
     assert [m["rollout/staleness"] for m in metrics] == [0, 1, 1, 1]
     still = 3 if name == "vapo" else 1  # rollouts whose sampler is the policy: the warm-up moves only the critic
-    for number, found in enumerate(metrics):
-        moved = abs(found["importance/ratio_max"] - 1)
-        assert (moved > 1e-3) == (number >= still), f"rollout {number}: {found}"
-        assert (found["rollout/logprob_gap"] > 1e-4) == (number >= still)
+    for number, actual in enumerate(metrics):
+        moved = abs(actual["importance/ratio_max"] - 1)
+        assert (moved > 1e-3) == (number >= still), f"rollout {number}: {actual}"
+        assert (actual["rollout/logprob_gap"] > 1e-4) == (number >= still)
     firsts = [e["metrics"] for e in log.read("metrics")][:: trainer.steps_per_phase]
-    for found in firsts[2 if name == "vapo" else 0 :]:
-        assert found[f"{name}/ratio_max"] == pytest.approx(1, abs=1e-5), "PPO's own ratio begins at 1 in every rollout"
+    for actual in firsts[2 if name == "vapo" else 0 :]:
+        assert actual[f"{name}/ratio_max"] == pytest.approx(1, abs=1e-5), "PPO's own ratio begins at 1 in every rollout"
     assert not [e for e in log.read("alarm") if e["guard"] in ("engine", "self-check", "importance")]
 
 
@@ -121,9 +121,9 @@ def test_prompts_asked_again_are_answered_by_the_weights_as_they_are():
     log = TrainingLogger()
     name, settings = CASES["grpo with equal groups asked again"]
     in_turn(toy.build_trainer(name, log=log, async_rollouts={"max_staleness": 1}, rollouts=3, **settings)).train()
-    found = [e["metrics"] for e in log.read("metrics") if "rollout/staleness" in e["metrics"]]
-    assert max(m["rollout/rounds"] for m in found[1:]) > 1
-    for m in found[1:]:
+    metrics = [e["metrics"] for e in log.read("metrics") if "rollout/staleness" in e["metrics"]]
+    assert max(m["rollout/rounds"] for m in metrics[1:]) > 1
+    for m in metrics[1:]:
         assert (m["rollout/staleness"] == 1) == (m["rollout/rounds"] == 1)
         assert 0 < m["rollout/staleness"] <= 1
 

@@ -63,10 +63,10 @@ def test_the_gradient_is_that_of_the_policys_own_tokens_in_whole_padded_sequence
     batches = trainer.everything(experience)
     for batch in batches:
         trainer.loss(batch, Totals.of(batches), Metrics()).backward()
-    found = {key: p.grad for key, p in trainer.policy.model.named_parameters() if p.grad is not None}
+    grads = {key: p.grad for key, p in trainer.policy.model.named_parameters() if p.grad is not None}
     assert max(float(grad.abs().max()) for grad in wanted.values()) > 1e-4
     for key, grad in wanted.items():
-        torch.testing.assert_close(found[key], grad, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(grads[key], grad, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
 
 
 def test_scoring_what_the_environment_said_would_give_another_gradient():

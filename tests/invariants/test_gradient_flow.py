@@ -103,8 +103,8 @@ def test_a_whole_run_changes_all_that_learns_and_leaves_references_and_judges_as
     trained, held = parted(trainer)
     weights, others = copies(trained), copies(held)
     for part in ("reference", "teacher", "scorer"):
-        found = getattr(trainer, part, None)
-        if isinstance(found, nn.Module | LearnedReward) and found is not getattr(trainer, "policy", None):
+        actual = getattr(trainer, part, None)
+        if isinstance(actual, nn.Module | LearnedReward) and actual is not getattr(trainer, "policy", None):
             assert any(place.startswith(f"{part}.") for place in held), f"the {part} is among what is looked at"
     trainer.train()
     assert changed(trained, weights) == trained.keys()

@@ -114,8 +114,8 @@ def gradients(trainer) -> tuple[dict[str, torch.Tensor], int]:
         trainer.before_step(first, Metrics())
     for batch in first:
         trainer.loss(batch, totals, Metrics()).backward()
-    found = {f"{m.name}.{k}": p.grad for m in trainer.modules() for k, p in m.module.named_parameters()}
-    return {name: grad for name, grad in found.items() if grad is not None}, len(first)
+    grads = {f"{m.name}.{k}": p.grad for m in trainer.modules() for k, p in m.module.named_parameters()}
+    return {name: grad for name, grad in grads.items() if grad is not None}, len(first)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -72,11 +72,11 @@ def gradient(case: str, *, shuffled: bool = False, path: Any = "packed", **setti
         loss = trainer.loss(batch, Totals.of(batches), metrics)
         loss.backward()
         total += loss.detach()
-    found = {key: p.grad for key, p in trainer.policy.model.named_parameters()}
-    assert max(float(grad.abs().max()) for grad in found.values()) > 1e-4
+    grads = {key: p.grad for key, p in trainer.policy.model.named_parameters()}
+    assert max(float(grad.abs().max()) for grad in grads.values()) > 1e-4
     assert name != "kto" or CASES[case].get("reference_point") == "zero" or trainer.point > 0.05
     numbers = {key: torch.tensor(value, dtype=torch.float64) for key, value in metrics.result().items()}
-    return {**found, **numbers, "loss": total}
+    return {**grads, **numbers, "loss": total}
 
 
 RUNNING = {
@@ -85,11 +85,11 @@ RUNNING = {
 }
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(
-            found[key], value, rtol=tolerance, atol=tolerance * 1e-2, msg=lambda text, key=key: f"{key}: {text}"
+            actual[key], value, rtol=tolerance, atol=tolerance * 1e-2, msg=lambda text, key=key: f"{key}: {text}"
         )
 
 

@@ -79,9 +79,9 @@ def logged(folder: Path) -> tuple[list[Any], list[Any]]:
 def ends_the_same(name: str, folder: Path, result: Any, weights: Any, expected: Path, **settings: Any) -> None:
     """Resume in ``folder`` and compare with the run that nobody killed."""
     trainer = build(name, folder, **settings)
-    found = trainer.train()
+    trained = trainer.train()
     assert toy.largest_difference(toy.weights_of(trainer), weights) == 0.0
-    assert (found.steps, found.metrics, found.evaluation) == (result.steps, result.metrics, result.evaluation)
+    assert (trained.steps, trained.metrics, trained.evaluation) == (result.steps, result.metrics, result.evaluation)
     assert logged(folder) == logged(expected)
 
 

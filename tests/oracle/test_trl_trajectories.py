@@ -68,17 +68,17 @@ def run_theirs(trainer: Any) -> tuple[list[float], list[float], dict[str, torch.
     """Loss and gradient norm of each step, and the weights."""
     from transformers import TrainerCallback
 
-    found: list[dict[str, float]] = []
+    logged: list[dict[str, float]] = []
 
     class Listener(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            found.append(dict(logs))
+            logged.append(dict(logs))
 
     trainer.add_callback(Listener())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train()
-    steps = [entry for entry in found if "grad_norm" in entry]
+    steps = [entry for entry in logged if "grad_norm" in entry]
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     return [float(e["loss"]) for e in steps], [float(e["grad_norm"]) for e in steps], weights
 
@@ -213,8 +213,8 @@ def test_kto_goes_trls_way(build_trainer, policy, reference, tokenizer, their_se
         result = run_ours(KTOTrainer(model, config, groups, reference=frozen, log=log), log)
         return result, [event["metrics"]["kto/reference_point"] for event in log.read("metrics")]
 
-    found, points = ours()
-    assert same(found, theirs)
+    actual, points = ours()
+    assert same(actual, theirs)
     assert sum(point > 0.1 for point in points) >= STEPS / 2, "z0 has a say"
     assert not same(ours(beta=0.31)[0], theirs)
     assert not same(ours(reference_point="zero")[0], theirs)

@@ -33,16 +33,16 @@ MODELS = ["llama", "pythia", "bloom", "opt", "cerebras"]
 @pytest.fixture(scope="module")
 def verdicts(assets):
     """Judge -> [999] 0 tie, 1 or 2; "Tie" and what can't be parsed are 0, as published."""
-    found = {}
+    by_pair = {}
     for judge, (name, column) in FILES.items():
         with gzip.open(assets / "pandalm" / name, "rt", encoding="utf-8") as file:
             rows = json.load(file)
         if column is None:
-            found[judge] = [Counter(row[f"annotator{n}"] for n in (1, 2, 3)).most_common(1)[0][0] for row in rows]
-            found["pairs"] = [tuple(name.split("-")[0] for name in row["cmp_key"].split("_")) for row in rows]
+            by_pair[judge] = [Counter(row[f"annotator{n}"] for n in (1, 2, 3)).most_common(1)[0][0] for row in rows]
+            by_pair["pairs"] = [tuple(name.split("-")[0] for name in row["cmp_key"].split("_")) for row in rows]
         else:
-            found[judge] = [int(row[column]) if str(row[column]) in ("1", "2") else 0 for row in rows]
-    return found
+            by_pair[judge] = [int(row[column]) if str(row[column]) in ("1", "2") else 0 for row in rows]
+    return by_pair
 
 
 @pytest.fixture(scope="module")
@@ -53,35 +53,41 @@ def matches(verdicts):
     ]
 
 
-def strengths(found: Ratings):
-    return [found.strengths[model] for model in MODELS]
+def strengths(ratings: Ratings):
+    return [ratings.strengths[model] for model in MODELS]
 
 
 def test_bradley_terry_with_half_ties(matches):
-    found = bradley_terry_ratings(matches)
-    assert strengths(found) == pytest.approx([0.7243, 0.0736, -0.0182, -0.2430, -0.5368], abs=5e-5)
-    assert found.loss == pytest.approx(641.1366, abs=5e-5)
-    points = [found.elo()[model] for model in MODELS]
+    ratings = bradley_terry_ratings(matches)
+    assert strengths(ratings) == pytest.approx([0.7243, 0.0736, -0.0182, -0.2430, -0.5368], abs=5e-5)
+    assert ratings.loss == pytest.approx(641.1366, abs=5e-5)
+    points = [ratings.elo()[model] for model in MODELS]
     assert points == pytest.approx([1125.83, 1012.79, 996.84, 957.79, 906.76], abs=5e-3)
-    lead = found.versus("opt")["llama"]
+    lead = ratings.versus("opt")["llama"]
     assert lead.low > 0
     assert (lead.n, lead.value) == (999, pytest.approx(0.7243 + 0.2430, abs=1e-4))
 
 
 def test_bradley_terry_of_the_decisive_ones(matches):
-    found = bradley_terry_ratings([match for match in matches if match[2] != 0.5])
-    assert found.num_units == 894
-    assert strengths(found) == pytest.approx([0.8046, 0.0899, -0.0184, -0.2808, -0.5953], abs=5e-5)
-    assert found.loss == pytest.approx(563.0156, abs=5e-5)
+    ratings = bradley_terry_ratings([match for match in matches if match[2] != 0.5])
+    assert ratings.num_units == 894
+    assert strengths(ratings) == pytest.approx([0.8046, 0.0899, -0.0184, -0.2808, -0.5953], abs=5e-5)
+    assert ratings.loss == pytest.approx(563.0156, abs=5e-5)
 
 
 def test_davidson_and_rao_kupper(matches):
-    found = bradley_terry_ratings(matches, ties="davidson")
-    assert strengths(found) == pytest.approx([0.8190, 0.0828, -0.0207, -0.2745, -0.6066], abs=5e-5)
-    assert (found.tie_parameter, found.loss) == (pytest.approx(0.25143, abs=5e-6), pytest.approx(897.8292, abs=5e-5))
-    found = bradley_terry_ratings(matches, ties="rao_kupper")
-    assert strengths(found) == pytest.approx([0.7404, 0.0703, -0.0194, -0.2409, -0.5504], abs=5e-5)
-    assert (found.tie_parameter, found.loss) == (pytest.approx(1.26487, abs=5e-6), pytest.approx(897.2791, abs=5e-5))
+    ratings = bradley_terry_ratings(matches, ties="davidson")
+    assert strengths(ratings) == pytest.approx([0.8190, 0.0828, -0.0207, -0.2745, -0.6066], abs=5e-5)
+    assert (ratings.tie_parameter, ratings.loss) == (
+        pytest.approx(0.25143, abs=5e-6),
+        pytest.approx(897.8292, abs=5e-5),
+    )
+    ratings = bradley_terry_ratings(matches, ties="rao_kupper")
+    assert strengths(ratings) == pytest.approx([0.7404, 0.0703, -0.0194, -0.2409, -0.5504], abs=5e-5)
+    assert (ratings.tie_parameter, ratings.loss) == (
+        pytest.approx(1.26487, abs=5e-6),
+        pytest.approx(897.2791, abs=5e-5),
+    )
 
 
 def test_trap_05_elo_is_that_of_the_file_and_another_in_every_other_order(matches):
@@ -138,9 +144,9 @@ def test_29_of_the_30_published_counts_are_ours_and_the_other_is_printed_the_wro
                 for who, value in zip(verdicts["pairs"], verdicts[judge], strict=True)
                 if set(who) == {first, second}
             ]
-            found = win_rate(y, 1 - np.array(y))
-            if (found.wins, found.losses, found.ties) != tuple(map(int, counts)):
-                different[judge, pair] = found.wins, found.losses, found.ties
+            rate = win_rate(y, 1 - np.array(y))
+            if (rate.wins, rate.losses, rate.ties) != tuple(map(int, counts)):
+                different[judge, pair] = rate.wins, rate.losses, rate.ties
     assert different == {("human", "bloom-pythia"): (47, 49, 11)}
 
 
@@ -160,9 +166,9 @@ def test_few_labels_correct_a_judge_of_llama(verdicts):
     rng, widths, held = np.random.default_rng(0), [], 0
     for _ in range(400):
         labeled, more = rng.integers(0, len(y), 100), rng.integers(0, len(y), 2000)
-        found = prediction_powered_mean(y[labeled], f[labeled], f[more])
-        widths.append([e.high - e.low for e in (found.estimate, found.labels_only)])
-        held += found.estimate.low <= y.mean() <= found.estimate.high
+        corrected = prediction_powered_mean(y[labeled], f[labeled], f[more])
+        widths.append([e.high - e.low for e in (corrected.estimate, corrected.labels_only)])
+        held += corrected.estimate.low <= y.mean() <= corrected.estimate.high
     assert np.mean(widths, axis=0) == pytest.approx([0.147, 0.170], abs=0.003), "measured with z: .145 and .168"
     assert held / 400 > 0.92
 

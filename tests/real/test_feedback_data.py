@@ -79,9 +79,9 @@ def strengths_by(games, loss, models):
 
     def value(numbers):
         parameters = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
-        found = loss(parameters[first], parameters[second], tied, parameters[-1].exp()).sum()
-        found.backward()
-        return found.item(), parameters.grad.numpy()
+        total = loss(parameters[first], parameters[second], tied, parameters[-1].exp()).sum()
+        total.backward()
+        return total.item(), parameters.grad.numpy()
 
     best = minimize(
         value, np.zeros(len(models) + 1), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-8}
@@ -138,14 +138,14 @@ def test_pandalm_win_rates_are_those_of_the_readme_but_for_its_misprint(games):
     table = defaultdict(list)
     for a, b, y in games:
         table[tuple(sorted((a, b)))].append(y if a < b else 1 - y)
-    found = {pair: win_rate(y, 1 - np.array(y)) for pair, y in table.items()}
-    counts = {pair: (rate.wins, rate.losses, rate.ties) for pair, rate in found.items()}
+    rates = {pair: win_rate(y, 1 - np.array(y)) for pair, y in table.items()}
+    counts = {pair: (rate.wins, rate.losses, rate.ties) for pair, rate in rates.items()}
     assert counts["bloom", "llama"] == (28, 72, 11)
     assert counts["cerebras", "llama"] == (24, 80, 6)
     assert counts["llama", "pythia"] == (58, 27, 9)
     assert counts["bloom", "opt"] == (43, 35, 11)
     assert counts["bloom", "pythia"] == (47, 49, 11), "printed the other way round"
-    rate = found["llama", "opt"]
+    rate = rates["llama", "opt"]
     assert (rate.wins, rate.losses, rate.ties, round(rate.rate, 4)) == (71, 24, 11, 0.7217)
     plain = wilson_interval(71 + 11 / 2, 106)
     assert (plain.low, plain.high) == pytest.approx((0.6298, 0.7981), abs=5e-5)
@@ -197,12 +197,12 @@ def reported(tmp_path, monkeypatch, rows):
     Path("labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for words in (("import", "labels.jsonl"), ("report", "--json")):
         result = CliRunner().invoke(app, ["feedback", *words], catch_exceptions=False)
-    (found,) = json.loads(result.stdout)["agreement"]
-    return found
+    (agreement,) = json.loads(result.stdout)["agreement"]
+    return agreement
 
 
 def test_pandalm_labels_by_the_command_line_agree_as_published(pandalm, tmp_path, monkeypatch):
-    found = reported(
+    reports = reported(
         tmp_path,
         monkeypatch,
         [
@@ -211,10 +211,10 @@ def test_pandalm_labels_by_the_command_line_agree_as_published(pandalm, tmp_path
             for n in (1, 2, 3)
         ],
     )
-    assert found["scale"] == ["0", "1", "2"]
-    assert found["krippendorff_alpha"]["value"] == pytest.approx(0.864221, abs=5e-7)
-    assert found["fleiss_kappa"]["value"] == pytest.approx(0.864175, abs=5e-7)
-    kappas = {tuple(pair["annotators"]): pair["value"] for pair in found["cohen_kappa"]}
+    assert reports["scale"] == ["0", "1", "2"]
+    assert reports["krippendorff_alpha"]["value"] == pytest.approx(0.864221, abs=5e-7)
+    assert reports["fleiss_kappa"]["value"] == pytest.approx(0.864175, abs=5e-7)
+    kappas = {tuple(pair["annotators"]): pair["value"] for pair in reports["cohen_kappa"]}
     assert kappas == pytest.approx(
         {
             ("annotator1", "annotator2"): 0.852023,
@@ -227,7 +227,7 @@ def test_pandalm_labels_by_the_command_line_agree_as_published(pandalm, tmp_path
 
 def test_tulu_grades_as_classes_agree_as_measured(grades, tmp_path, monkeypatch):
     named = zip(grades.items, grades.annotators, grades.values, strict=True)
-    found = reported(
+    reports = reported(
         tmp_path,
         monkeypatch,
         [
@@ -235,21 +235,21 @@ def test_tulu_grades_as_classes_agree_as_measured(grades, tmp_path, monkeypatch)
             for i, a, v in named
         ],
     )
-    assert (found["num_items"], found["num_compared"]) == (996, 121)
-    assert found["krippendorff_alpha"]["value"] == pytest.approx(0.2845, abs=5e-5)
-    assert found["fleiss_kappa"]["value"] is None, "items have one to three judgments"
+    assert (reports["num_items"], reports["num_compared"]) == (996, 121)
+    assert reports["krippendorff_alpha"]["value"] == pytest.approx(0.2845, abs=5e-5)
+    assert reports["fleiss_kappa"]["value"] is None, "items have one to three judgments"
 
 
 def test_vader_raters_err_together_and_tempering_makes_dawid_skene_better_than_the_majority(assets):
     ratings = tempering_table.ratings_of(assets / "vader" / "hutto_ICWSM_2014.tar.gz", "amazonReviewSnippets")
     assert {len(given) for given in ratings} == {20}
-    found = tempering_table.measured(ratings)
-    assert (found.num_snippets, found.num_ratings) == (3708, 74160)
-    assert found.share == pytest.approx(0.256, abs=0.005)
-    assert found.plain > 0.38, "as sure as if raters erred independently"
-    assert found.tempered < 0.16
-    assert found.tempering.correlation == pytest.approx(0.39, abs=0.03)
-    assert found.tempering.after < found.tempering.before
+    measurement = tempering_table.measured(ratings)
+    assert (measurement.num_snippets, measurement.num_ratings) == (3708, 74160)
+    assert measurement.share == pytest.approx(0.256, abs=0.005)
+    assert measurement.plain > 0.38, "as sure as if raters erred independently"
+    assert measurement.tempered < 0.16
+    assert measurement.tempering.correlation == pytest.approx(0.39, abs=0.03)
+    assert measurement.tempering.after < measurement.tempering.before
 
 
 # ------------------------------------------------------------------------------------------------- LLMBar and HH-RLHF

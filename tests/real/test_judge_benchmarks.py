@@ -22,8 +22,8 @@ def folder(assets, monkeypatch):
     [("natural", 0.5650), ("neighbor", 0.1194), ("gptinst", 0.1304), ("gptout", 0.4468), ("manual", 0.1848)],
 )
 def test_the_longer_one_is_the_better_one_as_often_as_counted(part, accuracy):
-    found = run_benchmark("longer", f"llmbar-{part}")[f"llmbar-{part}"]
-    assert found.scores["accuracy"].value == pytest.approx(accuracy, abs=5e-5)
+    benchmark = run_benchmark("longer", f"llmbar-{part}")[f"llmbar-{part}"]
+    assert benchmark.scores["accuracy"].value == pytest.approx(accuracy, abs=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_the_longer_one_is_the_better_one_as_often_as_counted(part, accuracy):
 def test_processed_sets(assets, part, longer, first):
     rows = json.loads((assets / "llmbar" / "Processed" / part / "dataset.json").read_text())
     path = assets / "llmbar" / "Processed" / part / "dataset.json"
-    found = run_benchmark("longer", "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
-    assert found.scores["accuracy"].value == pytest.approx(longer, abs=5e-5)
+    benchmark = run_benchmark("longer", "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
+    assert benchmark.scores["accuracy"].value == pytest.approx(longer, abs=5e-5)
     assert sum(row["label"] == 1 for row in rows) / len(rows) == pytest.approx(first, abs=5e-5)
 
 
@@ -73,17 +73,17 @@ def published(assets, *, garbage, judge="gpt-3.5-turbo"):
     ("judge", "accuracy", "decided"), [("gpt-3.5-turbo", 0.710711, 0.774049), ("pandalm-7b", 0.667668, 0.710291)]
 )
 def test_judges_agree_with_people_on_pandalm_as_published(assets, judge, accuracy, decided):
-    found = run_benchmark(published(assets, garbage=0.5, judge=judge), "pandalm")["pandalm"]
-    assert found.scores["accuracy"].value == pytest.approx(accuracy, abs=5e-7), "garbage as a tie, as published"
-    assert found.scores["accuracy_where_people_prefer_one"].value == pytest.approx(decided, abs=5e-7)
-    assert found.scores["agreement_of_two_people"].value > found.scores["accuracy"].value
+    benchmark = run_benchmark(published(assets, garbage=0.5, judge=judge), "pandalm")["pandalm"]
+    assert benchmark.scores["accuracy"].value == pytest.approx(accuracy, abs=5e-7), "garbage as a tie, as published"
+    assert benchmark.scores["accuracy_where_people_prefer_one"].value == pytest.approx(decided, abs=5e-7)
+    assert benchmark.scores["agreement_of_two_people"].value > benchmark.scores["accuracy"].value
 
 
 def test_trap_06_garbage_is_counted_and_no_tie(assets):
-    found = run_benchmark(published(assets, garbage=None), "pandalm")["pandalm"]
-    assert found.settings["unparsed"] == 25
-    assert found.scores["accuracy"].n == 999 - 25
-    assert found.scores["accuracy"].value != pytest.approx(0.710711, abs=5e-4)
+    benchmark = run_benchmark(published(assets, garbage=None), "pandalm")["pandalm"]
+    assert benchmark.settings["unparsed"] == 25
+    assert benchmark.scores["accuracy"].n == 999 - 25
+    assert benchmark.scores["accuracy"].value != pytest.approx(0.710711, abs=5e-4)
 
 
 def test_a_judge_that_always_prefers_the_first_place_is_exposed_on_llmbar(assets):
@@ -92,12 +92,12 @@ def test_a_judge_that_always_prefers_the_first_place_is_exposed_on_llmbar(assets
     def first_place(prompts, first, second):
         return [1.0 for _ in prompts]
 
-    found = compare_completions(
+    comparison = compare_completions(
         [row["input"] for row in rows],
         [row["output_1"] for row in rows],
         [row["output_2"] for row in rows],
         first_place,
         length_control=False,
     )
-    assert found.position.is_biased
-    assert found.win_rate.value == 0.5
+    assert comparison.position.is_biased
+    assert comparison.win_rate.value == 0.5

@@ -229,8 +229,8 @@ def test_settings_are_listed_as_a_table_and_as_json_schema(call):
     ],
 )
 def test_a_mistake_is_one_message_and_an_exit_code_of_its_kind(call, recipe, words, code, message):
-    found, out, err = call(*[recipe if word == "RECIPE" else word for word in words])
-    assert found == code
+    actual, out, err = call(*[recipe if word == "RECIPE" else word for word in words])
+    assert actual == code
     assert err.startswith("error: ")
     assert message in err
     assert "Traceback" not in out + err
@@ -335,8 +335,8 @@ def test_a_recipe_or_page_that_does_not_exist_is_not_named_as_if_it_did(call, mo
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "page docs/methods/ipo.md" in lines
     assert not any("rlhf run" in line for line in lines)
-    found = json.loads(call("methods", "ipo", "--json")[1])
-    assert (found["recipe"], found["page"]) == (None, "docs/methods/ipo.md")
+    document = json.loads(call("methods", "ipo", "--json")[1])
+    assert (document["recipe"], document["page"]) == (None, "docs/methods/ipo.md")
     shutil.rmtree(tmp_path / "docs")
     assert "not part of the installed package" in " ".join(call("methods", "ipo")[1].split())
 
@@ -349,8 +349,8 @@ def test_a_method_tells_its_settings_and_where_its_recipe_is(call):
     assert "recipes/methods/fdpo.yaml" in out
     assert "none yet" not in out
     code, out, _ = call("methods", "gspo", "--json")
-    found = json.loads(out)
-    (clip,) = [row for row in found["options"] if row["name"] == "clip_low"]
+    document = json.loads(out)
+    (clip,) = [row for row in document["options"] if row["name"] == "clip_low"]
     assert (clip["default"], clip["source"]) == ("0.0003", "GSPO, section 5.1, arXiv:2507.18071")
     words = " ".join(call("methods", "distill")[1].split())
     assert (

@@ -82,9 +82,9 @@ def test_durations_have_two_units_at_most(seconds, text):
 def test_nobody_formats_percentages_by_hand():
     """``92.4 %`` everywhere: no ``:.1%`` and no percent sign behind a number that is put together."""
     by_hand = re.compile(r"\{[^{}]*:[^{}]*\.\d%\}|\{[^{}]*:[^{}]*[fg]\} ?%")
-    found = [
+    actual = [
         name_of(file)
         for file in FILES
         if by_hand.search(file.read_text(encoding="utf-8")) and file.name != "formatting.py"
     ]
-    assert found == [], "use rlhf.formatting.percentage"
+    assert actual == [], "use rlhf.formatting.percentage"

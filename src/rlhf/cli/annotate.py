@@ -88,7 +88,7 @@ def annotate(
     asked = read_guidelines(guidelines) if guidelines is not None else None
     settings = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(settings, i_know=i_know)
-    found = read_items(tasks, kind=kind, batch=batch or "") if tasks is not None else SourceItems()
+    items = read_items(tasks, kind=kind, batch=batch or "") if tasks is not None else SourceItems()
     with listening(settings) as server, opened_store(store, must_exist=tasks is None) as opened:
         settings = settings.model_copy(update={"port": server.getsockname()[1]})
         changed = {
@@ -99,7 +99,7 @@ def annotate(
         if asked is not None:
             set_guidelines(opened, asked)
         if tasks is not None:
-            add_tasks(opened, found)
+            add_tasks(opened, items)
         if batch is not None:
             check_batch(opened, batch)
         set_rules(opened, rules | ({"batch": None} if all_batches else {}))

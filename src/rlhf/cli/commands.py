@@ -136,16 +136,16 @@ class RLHFCommands(TyperGroup):
         from rlhf.config.methods import method_behind
         from rlhf.config.schema import stage_classes
 
-        found = method_behind(args[0], self.commands)
-        if found is None and args[0] in stage_classes():
+        name_and_method = method_behind(args[0], self.commands)
+        if name_and_method is None and args[0] in stage_classes():
             raise UsageError(
                 f"No such command '{args[0]}'. It is a kind of stage: write `kind: {args[0]}` in a recipe and start it with "
                 f"`rlhf run` (rlhf config schema {args[0]} lists its settings)",
                 ctx=ctx,
             )
-        if found is None:
+        if name_and_method is None:
             return super().resolve_command(ctx, args)
-        name, method = found
+        name, method = name_and_method
         settings = " ".join(f"{key}={str(value).lower()}" for key, value in method.settings.items())
         raise UsageError(
             f"No such command '{args[0]}'. The method {name} is: rlhf {method.kind} {settings}".rstrip()

@@ -128,8 +128,8 @@ def compare_import(
     from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol
 
     with opened_store(store) as opened:
-        found = HumanEvalProtocol.of_store(opened, name).record(opened, file)
-    say_recorded(found)
+        recorded = HumanEvalProtocol.of_store(opened, name).record(opened, file)
+    say_recorded(recorded)
 
 
 @app.command("report")
@@ -145,10 +145,10 @@ def compare_report(
 
     with opened_store(store) as opened:
         protocol = HumanEvalProtocol.of_store(opened, name)
-        found = protocol.analyze(opened, resamples=resamples)
+        analysis = protocol.analyze(opened, resamples=resamples)
         simulated = simulated_words((one.annotator for one in protocol.judged(opened)), simulated_annotators(opened))
     notes = [simulated] if simulated else []
     if as_json:
-        print(json.dumps({**found.to_dict(), "notes": notes}, indent=2, ensure_ascii=False))
+        print(json.dumps({**analysis.to_dict(), "notes": notes}, indent=2, ensure_ascii=False))
     else:
-        print("".join(f"! {note}\n" for note in notes) + found.to_text(), end="")
+        print("".join(f"! {note}\n" for note in notes) + analysis.to_text(), end="")

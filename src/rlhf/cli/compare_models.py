@@ -91,11 +91,11 @@ def compare(
             )
         return
     with placed_on(device):
-        found = compare_models(config, folder, runs=runs)
+        comparison = compare_models(config, folder, runs=runs)
     if as_json:
-        print(json.dumps(_without_prompts(found.to_dict()), indent=2, ensure_ascii=False))
+        print(json.dumps(_without_prompts(comparison.to_dict()), indent=2, ensure_ascii=False))
     elif not quiet:
-        _show(found, folder)
+        _show(comparison, folder)
 
 
 def _without_prompts(record: dict[str, Any]) -> dict[str, Any]:
@@ -104,14 +104,14 @@ def _without_prompts(record: dict[str, Any]) -> dict[str, Any]:
     return short | ({"pairs": [_without_prompts(pair) for pair in record["pairs"]]} if "pairs" in record else {})
 
 
-def _show(found: Any, folder: Path) -> None:
+def _show(compared: Any, folder: Path) -> None:
     out = console()
 
     def say(text: str) -> None:
         out.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    say(found.sentence)
-    comparison = found.comparison
+    say(compared.sentence)
+    comparison = compared.comparison
     say(
         f"Judge {comparison.judge['name']}: {comparison.wins:,} won, {comparison.ties:,} tied ({comparison.identical:,} of equal texts), "
         f"{comparison.losses:,} lost; {comparison.unparsed:,} of {comparison.asked:,} verdicts unparsed"
@@ -120,7 +120,7 @@ def _show(found: Any, folder: Path) -> None:
     if comparison.length is not None:
         say(f"At equal length: {_rate(comparison.length.rate)}.")
     say(f"The longer completion won: {_rate(comparison.longer_won)}.")
-    for note in found.notes():
+    for note in compared.notes():
         say(f"- {note}")
     say(f"{folder}/comparison.json, comparison.md")
 

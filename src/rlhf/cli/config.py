@@ -24,8 +24,8 @@ def config_show(
     from rlhf.config.presets import PRESETS, preset
     from rlhf.config.recipe import load_recipe
 
-    found = preset(recipe, overrides or []) if recipe in PRESETS else load_recipe(recipe, overrides or [])
-    print(yaml.safe_dump(found.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
+    shown = preset(recipe, overrides or []) if recipe in PRESETS else load_recipe(recipe, overrides or [])
+    print(yaml.safe_dump(shown.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
 
 
 @app.command("convert")
@@ -56,15 +56,15 @@ def config_convert(
 
     if output is not None and output.exists():
         raise ConfigError(f"{output} exists; give another name, or remove it first.")
-    found = convert_file(file, method=method, processes=processes, rows=rows)
-    text = f"# {found.title}, converted from {Path(file).name}\n"
-    text += "".join(f"# to fill in: {line}\n" for line in found.to_fill_in)
-    text += yaml.safe_dump(found.tree, sort_keys=False, allow_unicode=True, width=120)
+    conversion = convert_file(file, method=method, processes=processes, rows=rows)
+    text = f"# {conversion.title}, converted from {Path(file).name}\n"
+    text += "".join(f"# to fill in: {line}\n" for line in conversion.to_fill_in)
+    text += yaml.safe_dump(conversion.tree, sort_keys=False, allow_unicode=True, width=120)
     if output is None:
         print(text, end="")
     else:
         write_text(output, text)
-    print(printable(found.to_text()), file=sys.stderr if output is None else sys.stdout)
+    print(printable(conversion.to_text()), file=sys.stderr if output is None else sys.stdout)
 
 
 @app.command("schema")

@@ -38,9 +38,9 @@ def data_check(file: File, settings: Overrides = None, as_json: JsonOption = Fal
     from rlhf.data.inspect import run_check
 
     tokenizer, made_for, options = settings_of_tokenization(settings, TOKENIZATION_KEYS, required=False)
-    found = run_check(file, tokenizer=tokenizer, made_for=made_for, **options)
-    _show(found, as_json)
-    if found.bad_rows:
+    report = run_check(file, tokenizer=tokenizer, made_for=made_for, **options)
+    _show(report, as_json)
+    if report.bad_rows:
         raise typer.Exit(3)
 
 
@@ -131,5 +131,5 @@ def data_traces(
     _show(run_traces(source, output, to=to, load_decoder=load if model else None, least_reward=least_reward), as_json)
 
 
-def _show(found: Any, as_json: bool) -> None:
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))
+def _show(report: Any, as_json: bool) -> None:
+    print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(report.to_text()))

@@ -51,12 +51,12 @@ def data_show(
     from rlhf.data.token_view import view_rows
 
     tokenizer, made_for, options = settings_of_tokenization(settings, TOKENIZATION_KEYS, required=True)
-    found = view_rows(file, tokenizer, numbers=rows or [1], made_for=made_for, **options)
+    views = view_rows(file, tokenizer, numbers=rows or [1], made_for=made_for, **options)
     if as_json:
-        print(json.dumps([view.to_dict() for view in found], indent=2, ensure_ascii=False))
+        print(json.dumps([view.to_dict() for view in views], indent=2, ensure_ascii=False))
     else:
-        _print(found)
-    if any(view.error for view in found):
+        _print(views)
+    if any(view.error for view in views):
         raise typer.Exit(DataError.exit_code)
 
 

@@ -57,11 +57,11 @@ def debug_rewards(
         from rlhf.evaluation.reward_trial import try_reward
 
         rows = try_reward(rows, given["reward"], file)
-    found = score_report(rows, source=given.get("source"), num_shown=shown)
+    report = score_report(rows, source=given.get("source"), num_shown=shown)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
     else:
-        print(printable(_rewards_text(found)))
+        print(printable(_rewards_text(report)))
 
 
 @app.command("kl", cls=SettingsCommand)
@@ -97,29 +97,29 @@ def debug_kl(
         {"max_new_tokens": given.get("max_new_tokens", 64), "temperature": given.get("temperature", 1.0)},
         source="The command line",
     )
-    found = kl_positions(ours, theirs, prompts, sampling=sampling, seed=seed or 0, num_shown=shown)
+    positions = kl_positions(ours, theirs, prompts, sampling=sampling, seed=seed or 0, num_shown=shown)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        print(json.dumps(positions.to_dict(), indent=2, ensure_ascii=False))
         return
-    total = found.per_sequence
+    total = positions.per_sequence
     lines = [
         f"KL(policy || reference): {plain_number(total.value, 3)} nats per completion [{interval(total.to_dict())}], "
-        f"{plain_number(found.per_token, 4)} per token, {len(prompts)} prompts",
+        f"{plain_number(positions.per_token, 4)} per token, {len(prompts)} prompts",
         "",
         "position  mean nats  completions",
     ]
-    lines += [f"{p:>8}  {mean:>9.4f}  {n:>11}" for p, mean, n in found.by_position[:POSITIONS]]
-    if len(found.by_position) > POSITIONS:
-        lines.append(f"... {len(found.by_position) - POSITIONS} more with --json")
+    lines += [f"{p:>8}  {mean:>9.4f}  {n:>11}" for p, mean, n in positions.by_position[:POSITIONS]]
+    if len(positions.by_position) > POSITIONS:
+        lines.append(f"... {len(positions.by_position) - POSITIONS} more with --json")
     lines += ["", "Sequences with the most:"]
     lines += [
         f"  {s['nats']:.3f} nats, {s['num_tokens']} tokens  {_short(s['prompt'])} -> {_short(s['completion'])}"
-        for s in found.sequences
+        for s in positions.sequences
     ]
     lines += ["", "Tokens with the most:"]
     lines += [
         f"  {t['nats']:.3f} nats at {t['position']} of {t['prompt_id']}: {t['before']!r} -> {t['token']!r}"
-        for t in found.tokens
+        for t in positions.tokens
     ]
     print(printable("\n".join(lines)))
 
@@ -131,47 +131,47 @@ def _whole(given: Mapping[str, Any], name: str, default: int | None) -> int | No
     return value
 
 
-def _rewards_text(found: ScoreReport) -> str:
+def _rewards_text(report: ScoreReport) -> str:
     lines = [
-        f"{found.num_rows:,} rows, {found.num_missing:,} without a score ({percentage(found.num_missing / found.num_rows)})",
-        *_reason_lines(found),
-        f"mean {plain_number(found.mean, 3)}, deviation {plain_number(found.std, 3)}, {found.num_values:,} different values, "
-        f"{percentage(found.tied_frac)} tied with another row",
+        f"{report.num_rows:,} rows, {report.num_missing:,} without a score ({percentage(report.num_missing / report.num_rows)})",
+        *_reason_lines(report),
+        f"mean {plain_number(report.mean, 3)}, deviation {plain_number(report.std, 3)}, {report.num_values:,} different values, "
+        f"{percentage(report.tied_frac)} tied with another row",
         "quantiles  "
-        + "  ".join(f"{percentage(float(q), 0)}: {plain_number(v, 3)}" for q, v in found.quantiles.items()),
-        *_histogram_lines(found),
+        + "  ".join(f"{percentage(float(q), 0)}: {plain_number(v, 3)}" for q, v in report.quantiles.items()),
+        *_histogram_lines(report),
     ]
-    if found.pairs_agree is not None:
+    if report.pairs_agree is not None:
         lines.append(
-            f"the chosen completion scores higher in {percentage(found.pairs_agree.value)} [{interval(found.pairs_agree.to_dict(), True)}] of "
-            f"{found.num_rows // 2:,} pairs, ties counted half"
+            f"the chosen completion scores higher in {percentage(report.pairs_agree.value)} [{interval(report.pairs_agree.to_dict(), True)}] of "
+            f"{report.num_rows // 2:,} pairs, ties counted half"
         )
-    if found.num_groups:
+    if report.num_groups:
         lines.append(
-            f"{found.num_groups:,} prompts with several completions: {percentage(found.equal_groups_frac)} have equal scores and teach "
-            f"nothing; deviation within a prompt {plain_number(found.within_std, 3)}"
+            f"{report.num_groups:,} prompts with several completions: {percentage(report.equal_groups_frac)} have equal scores and teach "
+            f"nothing; deviation within a prompt {plain_number(report.within_std, 3)}"
         )
-    if found.unscored_groups_frac > 0:
+    if report.unscored_groups_frac > 0:
         lines.append(
-            f"{percentage(found.unscored_groups_frac)} of the prompts have a completion without a score: training leaves these out, and stops "
+            f"{percentage(report.unscored_groups_frac)} of the prompts have a completion without a score: training leaves these out, and stops "
             "where they are more than max_unscored_frac"
         )
-    if found.by_length:
-        within = found.length_correlation_within
+    if report.by_length:
+        within = report.length_correlation_within
         lines += [
-            f"correlation with length {plain_number(found.length_correlation.value)}"
-            + (f" [{ends}]" if (ends := interval(found.length_correlation.to_dict())) else "")
+            f"correlation with length {plain_number(report.length_correlation.value)}"
+            + (f" [{ends}]" if (ends := interval(report.length_correlation.to_dict())) else "")
             + (f", within prompts {plain_number(within)}" if math.isfinite(within) else ""),
             "characters        rows  mean",
-            *(f"{characters:<14} {count:>7,}  {plain_number(mean, 3)}" for characters, count, mean in found.by_length),
+            *(f"{characters:<14} {count:>7,}  {plain_number(mean, 3)}" for characters, count, mean in report.by_length),
         ]
-    if found.by_source:
+    if report.by_source:
         lines += [
-            f"by {found.source_column}",
-            *(f"  {name}: {n:,} rows, mean {plain_number(m, 3)}" for name, (n, m) in found.by_source.items()),
+            f"by {report.source_column}",
+            *(f"  {name}: {n:,} rows, mean {plain_number(m, 3)}" for name, (n, m) in report.by_source.items()),
         ]
-    lines += _trial_lines(found)
-    for title, samples in (("best", found.best), ("worst", found.worst)):
+    lines += _trial_lines(report)
+    for title, samples in (("best", report.best), ("worst", report.worst)):
         lines += (
             [f"{title}:", *(f"  {plain_number(s, 3)}  {_short(p)} -> {_short(c)}" for s, p, c in samples)]
             if samples
@@ -180,26 +180,26 @@ def _rewards_text(found: ScoreReport) -> str:
     return "\n".join(lines)
 
 
-def _reason_lines(found: ScoreReport) -> list[str]:
-    reasons = {} if found.trial is None else found.trial.reasons
+def _reason_lines(report: ScoreReport) -> list[str]:
+    reasons = {} if report.trial is None else report.trial.reasons
     return [f"  {count:,} x {_short(reason)}" for reason, count in list(reasons.items())[:REASONS]]
 
 
-def _histogram_lines(found: ScoreReport) -> list[str]:
-    most = max((count for _, _, count in found.histogram), default=0)
-    if len(found.histogram) < 2:
+def _histogram_lines(report: ScoreReport) -> list[str]:
+    most = max((count for _, _, count in report.histogram), default=0)
+    if len(report.histogram) < 2:
         return []
     return [
         f"{plain_number(low, 3):>9} to {plain_number(high, 3):<9} {count:>7,} {'#' * math.ceil(BAR * count / most)}".rstrip()
-        for low, high, count in found.histogram
+        for low, high, count in report.histogram
     ]
 
 
-def _trial_lines(found: ScoreReport) -> list[str]:
+def _trial_lines(report: ScoreReport) -> list[str]:
     """Components and criteria of a reward that was tried, and what it took."""
-    if found.trial is None:
+    if report.trial is None:
         return []
-    told = found.trial.to_dict(found.num_rows)
+    told = report.trial.to_dict(report.num_rows)
     width = max((len(name) for name in told["parts"]), default=0)
     lines = (
         [f"{'component or criterion':<{max(width, 22)}}     rows     mean  deviation  lowest  highest"]

@@ -163,8 +163,8 @@ def _show(document: Mapping[str, Any]) -> None:
     groups = Table(box=None, pad_edge=False)
     for title in ("metric", "group", "value", "95 % interval", "from the rest", "p (Holm)"):
         groups.add_column(title, no_wrap=True)
-    for name, found in mapping(part.get("groups")).items():
-        for group, value in found.items():
+    for name, values_of in mapping(part.get("groups")).items():
+        for group, value in values_of.items():
             p = value.get("p_corrected")
             groups.add_row(
                 escape(name), escape(group), _text(value["value"], False), interval(value["value"], False) or "",

@@ -135,7 +135,7 @@ def export(
             return
         from rlhf.feedback.consensus import consensus_rows
 
-        found = consensus_rows(
+        consensus = consensus_rows(
             selection.items,
             aggregate=aggregate,
             ties=ties or "drop",
@@ -144,11 +144,11 @@ def export(
             classes=selection.classes,
             belief=Belief(smoothing=smoothing, right_prior=right_prior),
         )
-        if found.num_undecided and ties is None:
-            notes.append(f"left out: {counted(found.num_undecided, 'tie')} (--ties keep writes them, too).")
-        several = len(found.learned) > 1
-        notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in found.learned]
-        _write(opened, output, layout, found.rows, notes)
+        if consensus.num_undecided and ties is None:
+            notes.append(f"left out: {counted(consensus.num_undecided, 'tie')} (--ties keep writes them, too).")
+        several = len(consensus.learned) > 1
+        notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in consensus.learned]
+        _write(opened, output, layout, consensus.rows, notes)
 
 
 IDLE_WITHOUT = {
@@ -260,9 +260,9 @@ def _write_events(
     from rlhf.feedback.exports import files_of_events
     from rlhf.feedback.production import rows_of_events
 
-    found = rows_of_events(store.events(), regenerate_probability=regenerate_probability)
-    notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in found.left_out.items()]
-    files = files_of_events(output, found.rows, kind=kind) or {output: []}
+    event_rows = rows_of_events(store.events(), regenerate_probability=regenerate_probability)
+    notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in event_rows.left_out.items()]
+    files = files_of_events(output, event_rows.rows, kind=kind) or {output: []}
     for path, rows in files.items():
         _write(store, path, layout, rows, notes if path == next(iter(files)) else [])
     if len(files) > 1:

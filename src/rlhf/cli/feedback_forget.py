@@ -52,35 +52,35 @@ def forget(
     if (user is None) == (trace is None):
         raise ConfigError("Name either a user or a conversation (--trace ID).")
     with opened_store(store) as opened:
-        found = forget_somebody(opened, user or "", program=program, trace_id=trace or "", dry_run=dry_run)
-    learned = learned_from(runs, traces=found.traces, hashes=found.hashes) if runs.is_dir() else None
+        forgetting = forget_somebody(opened, user or "", program=program, trace_id=trace or "", dry_run=dry_run)
+    learned = learned_from(runs, traces=forgetting.traces, hashes=forgetting.hashes) if runs.is_dir() else None
     if as_json:
-        print(json.dumps(_as_dict(found, learned, dry_run), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_dict(forgetting, learned, dry_run), indent=2, ensure_ascii=False))
         return
-    _say(found, learned, dry_run)
+    _say(forgetting, learned, dry_run)
 
 
-def _as_dict(found: Forgetting, learned: list[Learned] | None, dry_run: bool) -> dict[str, Any]:
-    held = found.held
+def _as_dict(forgetting: Forgetting, learned: list[Learned] | None, dry_run: bool) -> dict[str, Any]:
+    held = forgetting.held
     return {
         "dry_run": dry_run, "judgments": held.num_judgments, "judgments_of_others": held.num_of_others, "tasks": len(held.tasks),
-        "tasks_kept": len(held.shared_tasks), "events": len(held.events), "traces": len(found.traces),
-        "files": [{"path": str(f.path), "state": f.state, "removed": f.num_removed, "rows": f.num_rows} for f in found.files],
+        "tasks_kept": len(held.shared_tasks), "events": len(held.events), "traces": len(forgetting.traces),
+        "files": [{"path": str(f.path), "state": f.state, "removed": f.num_removed, "rows": f.num_rows} for f in forgetting.files],
         "learned": None if learned is None else [one.to_dict() for one in learned], "not_reached": list(NOT_REACHED),
     }  # fmt: skip
 
 
-def _say(found: Forgetting, learned: list[Learned] | None, dry_run: bool) -> None:
+def _say(forgetting: Forgetting, learned: list[Learned] | None, dry_run: bool) -> None:
     from rlhf.data.message_text import counted
 
-    if found.scrubbed_only:
+    if forgetting.scrubbed_only:
         print(
             "Nothing of them was left; the database's files were written anew."
             if not dry_run
             else "Nothing of them is left."
         )
         return
-    held = found.held
+    held = forgetting.held
     print(
         f"{'Would be deleted' if dry_run else 'Deleted'}: {counted(held.num_judgments, 'judgment')}, {counted(len(held.tasks), 'task')} "
         f"with their texts ({counted(held.num_of_others, 'judgment')} of others on them), {counted(len(held.events), 'event')}."
@@ -89,7 +89,7 @@ def _say(found: Forgetting, learned: list[Learned] | None, dry_run: bool) -> Non
         print(
             f"{counted(len(held.shared_tasks), 'task')} stay: others have the same text in a conversation of theirs, or the text is not theirs."
         )
-    for file in found.files:
+    for file in forgetting.files:
         print(printable(f"file {file.words()}"))
     if learned is None:
         print("Which runs learned from it was not looked up: there is no folder of runs (--runs).")

@@ -100,31 +100,31 @@ def import_(
             from rlhf.feedback.trace_imports import read_traces, store_pseudonyms
             from rlhf.store.deletion import forgotten_people
 
-            found: SourceItems = (
+            source_items: SourceItems = (
                 traces := read_traces(
                     name, *file, rules=rules, pseudonym=store_pseudonyms(opened), forgotten=forgotten_people(opened.engine),
                     batch=batch or "", on_bad_row=how,
                 )
             )  # fmt: skip
         else:
-            found = _read(file, name, kind=kind, batch=batch or "", gold=gold, skip_bad=skip_bad)
-            _look_through(found, personal_data)
+            source_items = _read(file, name, kind=kind, batch=batch or "", gold=gold, skip_bad=skip_bad)
+            _look_through(source_items, personal_data)
         stored = opened.setting(CLASSES) or ()
         if given and (missing := [one for one in stored if one not in given]):
             from rlhf.data.message_text import listed
 
             raise ConfigError(f"This store has the classes {listed(stored)}; --classes leaves out {listed(missing)}.")
         if known_classes := given or stored:
-            check_classes(found, known_classes, how)
-        done = import_items(opened, found.items, with_judgments=judgments, on_other_texts=how)
-        overlap = overlap_words(found.items, opened.rules.overlap) if judgments and rules is None else ""
+            check_classes(source_items, known_classes, how)
+        done = import_items(opened, source_items.items, with_judgments=judgments, on_other_texts=how)
+        overlap = overlap_words(source_items.items, opened.rules.overlap) if judgments and rules is None else ""
         if given:
             opened.set_setting(CLASSES, list(given))
     consent = _consent_words(rules)
     if as_json:
-        print(json.dumps(_as_dict(name, found, traces, done, rules), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_dict(name, source_items, traces, done, rules), indent=2, ensure_ascii=False))
         return
-    _say(name, found, done, overlap)
+    _say(name, source_items, done, overlap)
     _say_traces(traces, consent)
 
 
@@ -157,25 +157,25 @@ def convert(
     name = _layout_of(file, layout)
     rules = _rules(name, personal_data, consent_field, label_field, unjudged)
     if rules is None:
-        found = _read(file, name, kind=None, batch="", gold=False, skip_bad=skip_bad)
-        _look_through(found, personal_data)
+        source_items = _read(file, name, kind=None, batch="", gold=False, skip_bad=skip_bad)
+        _look_through(source_items, personal_data)
         traces = None
     else:
         how: OnBadRow = "skip" if skip_bad else "error"
-        found = traces = read_traces(name, *file, rules=rules, pseudonym=passing_pseudonyms(), on_bad_row=how)
+        source_items = traces = read_traces(name, *file, rules=rules, pseudonym=passing_pseudonyms(), on_bad_row=how)
     flat = file_format(output) in (FileFormat.CSV, FileFormat.PARQUET)
-    kinds = list(dict.fromkeys(item.task.kind for item in found.items))
+    kinds = list(dict.fromkeys(item.task.kind for item in source_items.items))
     num_written = 0
     with private_files():
         for kind in kinds:
-            items = [item for item in found.items if item.task.kind is kind]
+            items = [item for item in source_items.items if item.task.kind is kind]
             rows = list(rows_of(items, flat=flat, with_unjudged=unjudged and not flat))
             path = output if len(kinds) == 1 else with_kind(output, str(kind))
             if rows:
                 print(f"{counted(write_rows(path, rows), 'row')} of kind {kind} written to {printable(path)}.")
                 write_traces(path, rows)
             num_written += len(rows)
-    for line in left_out_words(found.left_out):
+    for line in left_out_words(source_items.left_out):
         print(printable(line))
     _say_traces(traces, _consent_words(rules))
     if not num_written:
@@ -224,13 +224,13 @@ def _refuse_for_traces(file: str, name: str, kind: str | None, gold: bool) -> No
         )
 
 
-def _look_through(found: SourceItems, action: str | None) -> None:
+def _look_through(source_items: SourceItems, action: str | None) -> None:
     """Look for personal data in rows of other layouts, where that was asked for."""
     if action is None:
         return
     from rlhf.feedback.personal_data import guarded_items
 
-    findings = guarded_items(found, action)
+    findings = guarded_items(source_items, action)
     for line in findings.lines():
         print(f"personal data, {line}", file=sys.stderr)
 
@@ -241,14 +241,14 @@ def _consent_words(rules: TraceRules | None) -> str:
     return "! Whether these users agreed that their conversations are kept and trained on was not checked (--consent-field PATH)."
 
 
-def _say(name: str, found: SourceItems, done: Imported, overlap: str) -> None:
+def _say(name: str, source_items: SourceItems, done: Imported, overlap: str) -> None:
     from rlhf.data.message_text import counted, printable
     from rlhf.feedback.imports import left_out_words
 
     known = f", {done.num_known:,} there already" if done.num_known else ""
     print(f"{counted(done.num_added, 'task')} added{known} (read as {name!r}).")
     if done.gold_not_taken:
-        num_gold = sum(item.task.gold is not None for item in found.items)
+        num_gold = sum(item.task.gold is not None for item in source_items.items)
         print(
             f"! {counted(len(done.gold_not_taken), 'gold answer')} of {counted(num_gold, 'gold row')} not taken: the tasks were there "
             f"without it or with another, and stay as they were asked (the first: {done.gold_not_taken[0]!r}). Give the gold rows ids of "
@@ -258,7 +258,7 @@ def _say(name: str, found: SourceItems, done: Imported, overlap: str) -> None:
         say_recorded(done.recorded)
     if overlap:
         print(overlap)
-    for line in left_out_words([*found.left_out, *done.left_out]):
+    for line in left_out_words([*source_items.left_out, *done.left_out]):
         print(printable(line))
 
 
@@ -278,14 +278,14 @@ def _say_traces(traces: TraceItems | None, consent: str) -> None:
 
 
 def _as_dict(
-    name: str, found: SourceItems, traces: TraceItems | None, done: Imported, rules: TraceRules | None
+    name: str, source_items: SourceItems, traces: TraceItems | None, done: Imported, rules: TraceRules | None
 ) -> dict[str, Any]:
     """What an import did, for machines."""
     told: dict[str, Any] = {
         "format": name, "tasks_added": done.num_added, "tasks_known": done.num_known, "judgments_added": done.recorded.num_added,
         "judgments_known": done.recorded.num_known, "corrections": done.recorded.num_corrections,
-        "kinds": dict(Counter(str(item.task.kind) for item in found.items)),
-        "bad_rows": _counted_reasons([*found.left_out, *done.left_out]),
+        "kinds": dict(Counter(str(item.task.kind) for item in source_items.items)),
+        "bad_rows": _counted_reasons([*source_items.left_out, *done.left_out]),
     }  # fmt: skip
     if traces is not None and rules is not None:
         told |= {
@@ -318,7 +318,9 @@ def _read(files: list[str], name: str, *, kind: str | None, batch: str, gold: bo
             f"--kind, --gold and several files are for rows of our own; {files[0]} is read as {name!r}, which knows how it asks."
             + (" Gold labels have a column `gold` that is true." if gold and name == LABELS else "")
         )
-    found = read_as(name, *files, on_bad_row="skip" if skip_bad else "error")
+    source_items = read_as(name, *files, on_bad_row="skip" if skip_bad else "error")
     if batch:
-        found.items = [replace(item, task=replace(item.task, batch=item.task.batch or batch)) for item in found.items]
-    return found
+        source_items.items = [
+            replace(item, task=replace(item.task, batch=item.task.batch or batch)) for item in source_items.items
+        ]
+    return source_items

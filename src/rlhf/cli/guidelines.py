@@ -31,8 +31,8 @@ def guidelines(
 
     if file is None:
         with opened_store(store) as opened:
-            found = guidelines_of(opened)
-        print(guidelines_json(found) if as_json else guidelines_yaml(found), end="\n" if as_json else "")
+            in_force = guidelines_of(opened)
+        print(guidelines_json(in_force) if as_json else guidelines_yaml(in_force), end="\n" if as_json else "")
         return
     if as_json:
         raise ConfigError("--json shows what a store asks for, and a file sets it; leave one of them out.")

@@ -33,11 +33,11 @@ def methods(
 
     if name is not None:
         name = next((known for known in METHODS if folded(known) == folded(name)), name)
-        found = method(name)
+        chosen = method(name)
         if as_json:
-            print(json.dumps(_as_json(name, found), indent=1, ensure_ascii=False))
+            print(json.dumps(_as_json(name, chosen), indent=1, ensure_ascii=False))
         else:
-            _print_one(name, found)
+            _print_one(name, chosen)
     elif as_json:
         print(json.dumps([_as_json(each, METHODS[each]) for each in METHODS], indent=1, ensure_ascii=False))
     else:
@@ -62,15 +62,15 @@ def _tables() -> Iterator[RenderableType]:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, min_width=max(map(len, METHODS)))
         table.add_column(no_wrap=True, overflow="ellipsis")
-        for name, found in METHODS.items():
-            if found.family == family:
-                table.add_row(name, Text.assemble(found.about, "  ", (found.published, "dim")))
+        for name, each in METHODS.items():
+            if each.family == family:
+                table.add_row(name, Text.assemble(each.about, "  ", (each.published, "dim")))
         yield table
         yield ""
     yield "`rlhf methods NAME` tells of one what its settings do."
 
 
-def _print_one(name: str, found: Method) -> None:
+def _print_one(name: str, shown: Method) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -82,17 +82,17 @@ def _print_one(name: str, found: Method) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column()
-    where = f"https://arxiv.org/abs/{found.arxiv}" if found.arxiv else ""
+    where = f"https://arxiv.org/abs/{shown.arxiv}" if shown.arxiv else ""
     for label, text in (
-        ("paper", f"{found.published}  {where}".strip() or found.citation),
-        ("stage", as_settings(found)),
-        ("computed", f"rlhf.{found.computed_by.replace(':', '.')}"),
+        ("paper", f"{shown.published}  {where}".strip() or shown.citation),
+        ("stage", as_settings(shown)),
+        ("computed", f"rlhf.{shown.computed_by.replace(':', '.')}"),
         ("recipe", f"rlhf run {recipe}" if recipe else _absent(recipe_of(name))),
         ("page", page or _absent(page_of(name))),
     ):
         facts.add_row(Text(label, style="dim"), Text(text))
-    out.print(Text(found.title, style="bold"))
-    out.print(Text(found.about))
+    out.print(Text(shown.title, style="bold"))
+    out.print(Text(shown.about))
     out.print()
     out.print(facts)
     out.print()
@@ -100,25 +100,26 @@ def _print_one(name: str, found: Method) -> None:
     settings.add_column(no_wrap=True)
     settings.add_column(no_wrap=True, max_width=24)
     settings.add_column(ratio=1)
-    for setting in described_options(found):
-        source = "" if setting.default == REQUIRED else f"  [{source_of(found, setting) or 'not stated'}]"
+    for setting in described_options(shown):
+        source = "" if setting.default == REQUIRED else f"  [{source_of(shown, setting) or 'not stated'}]"
         settings.add_row(setting.name, Text(setting.default), Text.assemble(setting.told, (source, "dim")))
     out.print(settings)
     out.print()
     out.print(Text("In brackets: where the default comes from."))
-    out.print(Text(f"`rlhf config schema {found.kind}` lists every setting of the stage."))
+    out.print(Text(f"`rlhf config schema {shown.kind}` lists every setting of the stage."))
 
 
-def _as_json(name: str, found: Method) -> dict[str, Any]:
+def _as_json(name: str, described: Method) -> dict[str, Any]:
     from rlhf.config.method_options import described_options, source_of
     from rlhf.config.methods import page_of, recipe_of
 
     return {
         "name": name,
-        **{key: getattr(found, key) for key in ("title", "about", "family", "kind", "settings", "computed_by")},
-        "citation": found.citation,
+        **{key: getattr(described, key) for key in ("title", "about", "family", "kind", "settings", "computed_by")},
+        "citation": described.citation,
         "options": [
-            {**dataclasses.asdict(setting), "source": source_of(found, setting)} for setting in described_options(found)
+            {**dataclasses.asdict(setting), "source": source_of(described, setting)}
+            for setting in described_options(described)
         ],
         "recipe": _on_disk(recipe_of(name)),
         "page": _on_disk(page_of(name)),

@@ -32,11 +32,11 @@ def plan(
     check_assets(loaded, only=stage)  # before seconds go into torch and into measuring the machine
     from rlhf.scale.plan import plan_recipe
 
-    found = plan_recipe(loaded, gpu_name=gpu, only=stage)
+    planned = plan_recipe(loaded, gpu_name=gpu, only=stage)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+        print(json.dumps(planned.as_dict(), indent=1, ensure_ascii=False))
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(_lines(planned)))
 
 
 def _lines(recipe_plan: RecipePlan) -> list[str]:

@@ -160,7 +160,7 @@ def sample_size(
     cost = planning.estimate_annotation_cost(
         number, judgments_per_pair=each, price_per_judgment=price, price_per_response=response_price
     )
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "pairs": number,
         "pairs_for_difference": needed,
         "detectable_difference": detectable_difference(number, tie_frac=tie_frac, label_accuracy=right, power=power),
@@ -189,10 +189,10 @@ def sample_size(
         "guidance": _guidance(),
     }
     if as_json:
-        least = float(found["detectable_difference"])
-        print(json.dumps(found | {"detectable_difference": None if math.isnan(least) else least}, indent=1))
+        least = float(numbers["detectable_difference"])
+        print(json.dumps(numbers | {"detectable_difference": None if math.isnan(least) else least}, indent=1))
     else:
-        _print_plan(found, difference, power, accuracy, reward_accuracy)
+        _print_plan(numbers, difference, power, accuracy, reward_accuracy)
 
 
 def _guidance() -> dict[str, dict[str, Any]]:
@@ -239,10 +239,10 @@ def _print_plan(
 
     out = console()
     table = Table.grid(padding=(0, 2))
-    found = plan["detectable_difference"]
+    detectable = plan["detectable_difference"]
     finds = (
-        f"finds a true win rate {percentage(found)} from one half or farther"
-        if not math.isnan(found)
+        f"finds a true win rate {percentage(detectable)} from one half or farther"
+        if not math.isnan(detectable)
         else "finds no difference of win rates"
     )
     asked = f"--wanted-accuracy is {plan['wanted_accuracy']:g}: " if plan["wanted_accuracy"] is not None else ""

@@ -30,8 +30,8 @@ def registry_list(registry: RegistryOption = FOLDER, as_json: JsonOption = False
     """List versions, where each came from, and which alias names it."""
     from rich.table import Table
 
-    found = _opened(registry)
-    aliases, versions, damaged = found.aliases(), found.versions(), found.damaged()
+    opened = _opened(registry)
+    aliases, versions, damaged = opened.aliases(), opened.versions(), opened.damaged()
     if as_json:
         told = {"damaged": {str(number): why for number, why in damaged.items()}} if damaged else {}
         _print_json({"aliases": aliases, "versions": [_version(each, aliases) for each in versions], **told})
@@ -53,12 +53,12 @@ def registry_show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one version, and the history of the aliases that name it or named it."""
-    found = _opened(registry)
-    path, aliases = found.path(name), found.aliases()
-    version = found.version(int(path.parent.name))
+    opened = _opened(registry)
+    path, aliases = opened.path(name), opened.aliases()
+    version = opened.version(int(path.parent.name))
     events = [
         each
-        for each in found.history()
+        for each in opened.history()
         if (name == each.alias if name in aliases else version.number in (each.version, each.previous))
     ]
     if as_json:
@@ -95,9 +95,9 @@ def registry_promote(
     if evidence is not None and not evidence.is_file():
         raise ModelError(f"There is no file {evidence} for --evidence; give the file that the decision is based on.")
     content = None if evidence is None else _content_that_passed(evidence)
-    found = Registry(registry)
-    version = found.promote(model, alias=alias, reason=reason, evidence=evidence, content=content)
-    _tell(found, version, alias, as_json=as_json)
+    opened = Registry(registry)
+    version = opened.promote(model, alias=alias, reason=reason, evidence=evidence, content=content)
+    _tell(opened, version, alias, as_json=as_json)
 
 
 @app.command("rollback")
@@ -109,8 +109,8 @@ def registry_rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Let an alias name an earlier version again, after its files were checked."""
-    found = _opened(registry)
-    _tell(found, found.rollback(alias, to=to, reason=reason), alias, as_json=as_json)
+    opened = _opened(registry)
+    _tell(opened, opened.rollback(alias, to=to, reason=reason), alias, as_json=as_json)
 
 
 def _opened(folder: Path) -> Registry:

@@ -73,7 +73,7 @@ def reward_plan(
     right = planning.majority_accuracy(accuracy, each) if held_out_accuracy is None else held_out_accuracy
     curve = fit_learning_curve(points, label_accuracy=right)
     most = max(point.pairs for point in points)
-    found: dict[str, Any] = {
+    plan: dict[str, Any] = {
         "measured": [{"pairs": p.pairs, "accuracy": p.accuracy, "held_out": p.held_out} for p in points],
         "judgments_per_pair": each,
         "held_out_accuracy": right,
@@ -89,8 +89,8 @@ def reward_plan(
             curve.pairs_for(wanted), sorted({*overlaps, each}), measured_overlap=each, annotator_accuracy=accuracy,
             price_per_judgment=price, price_per_response=response_price,
         )  # fmt: skip
-        found |= _needed(curve, wanted, plans, most, each)
-    return found
+        plan |= _needed(curve, wanted, plans, most, each)
+    return plan
 
 
 def _point(text: str, held_out: int | None) -> MeasuredAccuracy:
@@ -114,11 +114,11 @@ def _falls(points: Sequence[MeasuredAccuracy]) -> list[dict[str, Any]]:
     for pairs, runs in by_size.items():
         held_out = sum(run.held_out for run in runs)
         means.append((pairs, sum(run.accuracy * run.held_out for run in runs) / held_out, held_out))
-    found = []
+    falls = []
     for (fewer, before, n_before), (more, after, n_after) in pairwise(means):
         if after < before:
             error = math.sqrt(before * (1 - before) / n_before + after * (1 - after) / n_after)
-            found.append(
+            falls.append(
                 {
                     "from_pairs": fewer,
                     "to_pairs": more,
@@ -127,7 +127,7 @@ def _falls(points: Sequence[MeasuredAccuracy]) -> list[dict[str, Any]]:
                     "by_chance": before - after < 1.96 * error,
                 }
             )
-    return found
+    return falls
 
 
 def _needed(curve: LearningCurve, wanted: float, plans: Sequence[OverlapPlan], most: int, each: int) -> dict[str, Any]:
@@ -158,11 +158,11 @@ def _whole(number: float) -> int | None:
     return math.ceil(number) if math.isfinite(number) else None
 
 
-def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> list[str]:
+def reward_plan_lines(plan: Mapping[str, Any] | None, wanted: float | None) -> list[str]:
     """For a terminal."""
     from rlhf.feedback.planning import NOTHING_MEASURED
 
-    if found is None:
+    if plan is None:
         asked = f" {wanted:g}" if wanted is not None else ""
         return [
             f"Accuracy{asked} of the reward model: {NOTHING_MEASURED}:",
@@ -178,45 +178,45 @@ def reward_plan_lines(found: Mapping[str, Any] | None, wanted: float | None) -> 
             "--reward-accuracy 0.75",
         ]
     lines = [
-        f"Accuracy of the reward model, on held-out pairs like those behind {len(found['measured'])} measured points (95 % in brackets):"
+        f"Accuracy of the reward model, on held-out pairs like those behind {len(plan['measured'])} measured points (95 % in brackets):"
     ]
-    lines += [f"  after {row['pairs']:,} pairs  {_share(row)}" for row in found["after"]]
+    lines += [f"  after {row['pairs']:,} pairs  {_share(row)}" for row in plan["after"]]
     lines.append(
-        f"  after any number    {_share(found['ceiling'])}; the held-out labels are right {percentage(found['held_out_accuracy'])} of the time"
-        f"{_whence(found)}, and nothing is measured above that"
+        f"  after any number    {_share(plan['ceiling'])}; the held-out labels are right {percentage(plan['held_out_accuracy'])} of the time"
+        f"{_whence(plan)}, and nothing is measured above that"
     )
-    lines += _warnings(found)
-    if found["likelihood_of_scatter"] < UNLIKELY:
+    lines += _warnings(plan)
+    if plan["likelihood_of_scatter"] < UNLIKELY:
         lines.append(
             "! The points lie on no such curve, which rises ever more slowly, or runs differ more than their held-out pairs explain: "
             "train the small ones for as long as does them good, give several seeds of each number (--measured 500:0.81 --measured "
             "500:0.84), measure more pairs; till then don't rely on this."
         )
     if wanted is not None:
-        lines += _needed_lines(found, wanted)
+        lines += _needed_lines(plan, wanted)
     return lines
 
 
-def _whence(found: Mapping[str, Any]) -> str:
+def _whence(plan: Mapping[str, Any]) -> str:
     """How it is known how often held-out labels are right, and how to say that it is otherwise."""
-    if found["held_out_accuracy_is_given"]:
+    if plan["held_out_accuracy_is_given"]:
         return " (--held-out-accuracy)"
-    each = found["judgments_per_pair"]
+    each = plan["judgments_per_pair"]
     judged = "one judgment" if each == 1 else f"the majority of {each} judgments"
     return f" ({judged} of each; --measured-overlap or --held-out-accuracy say otherwise)"
 
 
-def _warnings(found: Mapping[str, Any]) -> list[str]:
+def _warnings(plan: Mapping[str, Any]) -> list[str]:
     """What should keep one from relying on the curve."""
     lines = []
-    if found["may_be_coins"]:
-        sizes = ", ".join(f"{pairs:,}" for pairs in found["may_be_coins"])
+    if plan["may_be_coins"]:
+        sizes = ", ".join(f"{pairs:,}" for pairs in plan["may_be_coins"])
         lines.append(
             f"! After {sizes} pairs the model does not differ from a coin (0.5): it learned nothing there that was measured; most "
             "often learning_rate is too small or the steps are too few. Train again, the same number of steps (max_steps) at every "
             "size, before you rely on this."
         )
-    for fall in found["falls"]:
+    for fall in plan["falls"]:
         why = (
             "so few held-out pairs explain it by chance"
             if fall["by_chance"]
@@ -226,14 +226,14 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
             f"! Accuracy fell from {fall['from']:.3f} after {fall['from_pairs']:,} pairs to {fall['to']:.3f} after "
             f"{fall['to_pairs']:,}; {why}. No curve here falls: it runs between the two. Measure with more held-out pairs and seeds."
         )
-    most = max(point["pairs"] for point in found["measured"])
-    best = max(point["accuracy"] for point in found["measured"] if point["pairs"] == most)
-    later = found["after"][1]
-    if later["value"] < best and not found["falls"]:
+    most = max(point["pairs"] for point in plan["measured"])
+    best = max(point["accuracy"] for point in plan["measured"] if point["pairs"] == most)
+    later = plan["after"][1]
+    if later["value"] < best and not plan["falls"]:
         lines.append(
             f"! {later['value']:.3f} after {later['pairs']:,} pairs is less than the {best:.3f} measured after {most:,}: a curve runs "
             f"among the points, which lie above and below it by chance, and stays below the held-out labels' "
-            f"{percentage(found['held_out_accuracy'])}. Measure on more held-out pairs, or say how right their labels are."
+            f"{percentage(plan['held_out_accuracy'])}. Measure on more held-out pairs, or say how right their labels are."
         )
     return lines
 
@@ -242,18 +242,18 @@ def _share(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
-def _needed_lines(found: Mapping[str, Any], wanted: float) -> list[str]:
-    reach = found["reach_frac"]
-    if found["overlaps"][0]["pairs"] is None:
+def _needed_lines(plan: Mapping[str, Any], wanted: float) -> list[str]:
+    reach = plan["reach_frac"]
+    if plan["overlaps"][0]["pairs"] is None:
         how = "is not reachable by such pairs" if reach < CERTAIN else "is doubtful with such pairs"
         so_far = f", {percentage(reach, 0)} do" if reach >= CERTAIN else ""
         return [
             f"{wanted:g} {how}: {percentage(1 - reach, 0)} of the curves that fit never come so far{so_far}; the ceiling is "
-            f"{_share(found['ceiling'])}. More right labels of the held-out pairs, a better model, a longer training at a better "
+            f"{_share(plan['ceiling'])}. More right labels of the held-out pairs, a better model, a longer training at a better "
             "rate or other data may raise it."
         ]
     lines = [f"For {wanted:g}, by judgments of each training pair; labels right p of the time count (2p - 1)^2:"]
-    lines += [f"  {_overlap_words(row, found['farthest'])}" for row in found["overlaps"]]
+    lines += [f"  {_overlap_words(row, plan['farthest'])}" for row in plan["overlaps"]]
     if reach < 1 - CERTAIN:
         lines.append(
             f"{percentage(1 - reach, 0)} of the curves that fit never come to {wanted:g}, so no number of pairs is "

@@ -27,17 +27,17 @@ def runs_list(runs: RunsOption = RUNS, as_json: JsonOption = False) -> None:
     from rlhf.pipeline.lock import age_in_words
     from rlhf.pipeline.runs import look_at, run_folders
 
-    found = [look_at(run) for run in run_folders(runs)]
+    summaries = [look_at(run) for run in run_folders(runs)]
     if as_json:
-        _print_json([run.to_dict() for run in found])
+        _print_json([run.to_dict() for run in summaries])
         return
-    if not found:
+    if not summaries:
         console().print(f"There are no runs in {runs}.", markup=False)
         return
     table = Table(box=None, pad_edge=False)
     for title in ("run", "stages", "last event", "result", "size"):
         table.add_column(title, no_wrap=title != "result")  # the others stay whole where the line is too short
-    for run in sorted(found, key=lambda run: run.changed, reverse=True):
+    for run in sorted(summaries, key=lambda run: run.changed, reverse=True):
         done = f"{run.num_finished}/{len(run.stages)}{', running' if run.running else ''}"
         result = Text(run.result, no_wrap=True, overflow="ellipsis")
         table.add_row(
@@ -51,11 +51,11 @@ def runs_show(run: Annotated[str, RUN], runs: RunsOption = RUNS, as_json: JsonOp
     """Show a run's stages: what each made, when, alarms, and what lies around it."""
     from rlhf.pipeline.runs import find_run, look_at
 
-    found = look_at(find_run(run, runs))
+    summary = look_at(find_run(run, runs))
     if as_json:
-        _print_json(found.to_dict())
+        _print_json(summary.to_dict())
     else:
-        _show(found)
+        _show(summary)
 
 
 @app.command("compare")
@@ -79,27 +79,27 @@ def runs_compare(
     from rlhf.pipeline.runs import find_run
 
     folders = find_run(first, runs), find_run(second, runs)
-    found = compare_runs(*folders)
+    comparison = compare_runs(*folders)
     if as_json:
-        _print_json(found.to_dict())
+        _print_json(comparison.to_dict())
         if page is None:
             return
     else:
-        table = Table("", *map(_plain, found.runs), box=None, pad_edge=False)
-        results = found.results if everything else found.headlines
+        table = Table("", *map(_plain, comparison.runs), box=None, pad_edge=False)
+        results = comparison.results if everything else comparison.headlines
         for name, a, b in results:
             table.add_row(_plain(words_for(name)), _number(a), _number(b))
         if not results:
             table.add_row("(neither run has a result)", "", "")
         table.add_section()
-        for place, a, b in found.settings:
+        for place, a, b in comparison.settings:
             table.add_row(_plain(place), _plain(a), _plain(b))
-        for place, a, b in found.inputs:
+        for place, a, b in comparison.inputs:
             table.add_row(f"{_plain(place)}: other content", a[:8], b[:8])
-        if not found.settings:
+        if not comparison.settings:
             table.add_row("(the settings are the same)", "", "")
         console().print(table)
-        if more := len(found.results) - len(results):
+        if more := len(comparison.results) - len(results):
             console().print(f"{more} more number{'s' * (more > 1)} with --all.", markup=False, highlight=False)
     from rlhf.pipeline.report.compare_page import write_comparison
 
@@ -125,25 +125,25 @@ def runs_prune(
     if whole and not names:
         raise ConfigError("--whole deletes whole runs and wants their names: rlhf runs prune NAME --whole --yes.")
     folders = [find_run(name, runs) for name in names] if names else run_folders(runs)
-    found = prune(folders, whole=whole, delete=yes and not dry_run)
+    pruning = prune(folders, whole=whole, delete=yes and not dry_run)
     if as_json:
-        _print_json(found.to_dict())
+        _print_json(pruning.to_dict())
         return
     out = console()
-    for item in found.found:
+    for item in pruning.removable:
         out.print(f"{item.path}  {bytes_text(item.bytes)}  {item.why}", markup=False, highlight=False, soft_wrap=True)
-    for name in found.busy:
+    for name in pruning.busy:
         out.print(f"{name}: in use by a live process; left alone", markup=False, highlight=False, soft_wrap=True)
-    if not found.found and names and found.busy:
+    if not pruning.removable and names and pruning.busy:
         raise RunBusyError(
-            f"Nothing was deleted. Prune {' and '.join(found.busy)} when no process works there any more."
+            f"Nothing was deleted. Prune {' and '.join(pruning.busy)} when no process works there any more."
         )
-    if not found.found:
+    if not pruning.removable:
         out.print("Nothing to delete.")
-    elif found.deleted:
-        out.print(f"Deleted {len(found.found)}, {bytes_text(found.bytes)} freed.", highlight=False)
+    elif pruning.deleted:
+        out.print(f"Deleted {len(pruning.removable)}, {bytes_text(pruning.bytes)} freed.", highlight=False)
     else:
-        out.print(f"{bytes_text(found.bytes)} would be freed; --yes deletes it.", highlight=False)
+        out.print(f"{bytes_text(pruning.bytes)} would be freed; --yes deletes it.", highlight=False)
 
 
 def lineage(
@@ -171,12 +171,12 @@ def lineage(
         return
     from rlhf.pipeline.lineage import lineage as origin_of
 
-    found = origin_of(path, runs=runs)
+    traced = origin_of(path, runs=runs)
     if as_json:
-        _print_json(found.to_dict())
+        _print_json(traced.to_dict())
     else:
-        print(printable(found.to_text()))
-    if not found.is_whole:
+        print(printable(traced.to_text()))
+    if not traced.is_whole:
         raise typer.Exit(1)
 
 

@@ -26,10 +26,12 @@ def validate(
     """Say everything that can be known to be wrong with a recipe before it trains. Exits as the run would."""
     from rlhf.pipeline.validate import validate_file
 
-    found = validate_file(recipe, overrides or [], deep=not quick)
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    validation = validate_file(recipe, overrides or [], deep=not quick)
+    print(
+        json.dumps(validation.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(validation.to_text())
+    )
+    if validation.exit_code:
+        raise typer.Exit(validation.exit_code)
 
 
 def doctor(
@@ -40,7 +42,9 @@ def doctor(
     """Check machine, versions, disk, threads and a tiny forward pass. Exits with 1 where something is unsafe."""
     from rlhf.pipeline.doctor import examine
 
-    found = examine(run_dir, trials=not quick)
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(found.to_text()))
-    if not found.is_safe:
+    examination = examine(run_dir, trials=not quick)
+    print(
+        json.dumps(examination.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(examination.to_text())
+    )
+    if not examination.is_safe:
         raise typer.Exit(1)

@@ -171,7 +171,7 @@ def _marker(annotation: Any) -> Names | None:
         return annotation
     if typing.get_origin(annotation) is typing.Literal:
         return None
-    return next((found for inner in typing.get_args(annotation) if (found := _marker(inner)) is not None), None)
+    return next((marker for inner in typing.get_args(annotation) if (marker := _marker(inner)) is not None), None)
 
 
 SHORT_FORMS = {

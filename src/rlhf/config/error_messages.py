@@ -65,16 +65,16 @@ def complaints(root: type[BaseModel], tree: Mapping[str, Any], err: ValidationEr
         tree: The settings as the user gave them.
         err: What validating them raised.
     """
-    found: dict[Place, list[str]] = {}
+    by_place: dict[Place, list[str]] = {}
     got: dict[Place, str] = {}
     for error in err.errors(include_url=False):
         place, message, value = _complaint(root, tree, error)
-        messages = found.setdefault(place, [])
+        messages = by_place.setdefault(place, [])
         messages += [message] if message not in messages else []
         got[place] = value
     lines = []
-    for place, messages in found.items():
-        if any(other[: len(place)] == place for other in found if other != place):
+    for place, messages in by_place.items():
+        if any(other[: len(place)] == place for other in by_place if other != place):
             continue  # another alternative of a union; the complaint inside the one that fits says more
         where = ".".join(_printable(str(part)) for part in place)
         lines += [f"{where}: {' or '.join(messages)}{got[place]}"] if where else messages[0].splitlines()
@@ -169,17 +169,17 @@ def _deeper(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> lis
     """Keys of this name two sections down, where a key stands at the top: `ppo.kl.coef` for `stages.ppo.kl.coef`."""
     if len(place) != 1 or not isinstance(place[0], str):
         return []
-    found = []
+    paths = []
     for outer, section in tree.items():
         if outer == place[0] or not isinstance(section, Mapping):
             continue
         if place[0] in section:
-            found.append((outer, *_only_path(tree, place)))
+            paths.append((outer, *_only_path(tree, place)))
             continue
         for inner, node in section.items():
             if isinstance(node, Mapping) and place[0] in _known_keys(root, tree, (outer, inner)):
-                found.append((outer, inner, *_only_path(tree, place)))
-    return [".".join(map(str, path)) for path in found[:MOST_SUGGESTED]]
+                paths.append((outer, inner, *_only_path(tree, place)))
+    return [".".join(map(str, path)) for path in paths[:MOST_SUGGESTED]]
 
 
 def _only_path(tree: Mapping[str, Any], place: Place) -> Iterator[str]:

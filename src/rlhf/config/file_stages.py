@@ -118,8 +118,8 @@ class PreferencesStage(FilteredPrompts):
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, and held-out ones."""
-        found = [RowsInput("prompts", (self.prompts,), "grpo")]
-        return found + ([RowsInput("test_prompts", (self.test_prompts,), "grpo")] if self.test_prompts else [])
+        inputs = [RowsInput("prompts", (self.prompts,), "grpo")]
+        return inputs + ([RowsInput("test_prompts", (self.test_prompts,), "grpo")] if self.test_prompts else [])
 
     def files_written(self) -> dict[str, str | None]:
         """Rows of the kind that the annotator gives."""
@@ -300,9 +300,9 @@ class EvaluateStage(FilteredPrompts):
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, texts, and pairs for the reward model."""
-        found = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)] if self.prompts else []
-        found += [RowsInput("texts", (self.texts,), "sft")] if self.texts else []
-        return found + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
+        inputs = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)] if self.prompts else []
+        inputs += [RowsInput("texts", (self.texts,), "sft")] if self.texts else []
+        return inputs + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
 
     def files_written(self) -> dict[str, str | None]:
         """What was measured, for us and for other viewers."""

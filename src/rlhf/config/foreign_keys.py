@@ -100,23 +100,23 @@ def _sentence(text: str) -> str:
 
 
 def _theirs() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    ours_by_key: dict[str, list[str]] = {}
     for key, entry in _entries():
         names = [tail for ours in getattr(entry, "ours", ()) if not ours.startswith(TOP) for tail in _with_tails(ours)]
-        known = found.setdefault(key, [])
+        known = ours_by_key.setdefault(key, [])
         known += [name for name in names if name not in known]
-    return {key: names for key, names in found.items() if names}
+    return {key: names for key, names in ours_by_key.items() if names}
 
 
 def _remarks() -> dict[str, list[tuple[str, tuple[str, ...]]]]:
-    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    remarks: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for key, entry in _entries():
         text = str(entry) if isinstance(entry, Reason) else entry.note
         ours = entry.ours if isinstance(entry, To) else ()
         if text:
             needed = tuple(name.partition(".")[0] for name in ours if not name.startswith(TOP))
-            found.setdefault(key, []).append((_sentence(text), needed))
-    return found
+            remarks.setdefault(key, []).append((_sentence(text), needed))
+    return remarks
 
 
 def _values() -> dict[str, str]:
@@ -124,13 +124,13 @@ def _values() -> dict[str, str]:
         "loss": {**trl_conversions.LOSS_OF_PAIRS, "apo_zero_unpaired": {"reference_point": "zero"}},
         "divergence": trl.DIVERGENCES,
     }
-    found = {}
+    settings_of = {}
     for key, table in tables.items():
         for word, ours in table.items():
             settings = ours if isinstance(ours, dict) else {key: ours}
             if not isinstance(ours, Reason) and settings.get(key) != word:
-                found[word] = ", ".join(f"{name}: {str(v).lower()}" for name, v in settings.items())
-    return found
+                settings_of[word] = ", ".join(f"{name}: {str(v).lower()}" for name, v in settings.items())
+    return settings_of
 
 
 THEIRS: Mapping[str, Sequence[str]] = _theirs()

@@ -94,8 +94,8 @@ class GateStage(StageConfig):
     def _takes_any_judge(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping):
             return tree
-        found = with_any_judge(tree)
-        return {key: value for key, value in found.items() if key != "metrics" or key in tree}
+        settings = with_any_judge(tree)
+        return {key: value for key, value in settings.items() if key != "metrics" or key in tree}
 
     @property
     def trains(self) -> bool:
@@ -115,10 +115,10 @@ class GateStage(StageConfig):
     @property
     def suites(self) -> list[Any]:
         """What must be asked, each once."""
-        found: list[Any] = []
+        suites: list[Any] = []
         for each in self.require:
-            found += [suite for suite in each.suites_read() if suite not in found]
-        return found
+            suites += [suite for suite in each.suites_read() if suite not in suites]
+        return suites
 
     @model_validator(mode="after")
     def _requirements_have_what_they_need(self) -> Self:
@@ -149,9 +149,9 @@ class GateStage(StageConfig):
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, texts and pairs, as far as they are given."""
-        found = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)] if self.prompts else []
-        found += [RowsInput("texts", (self.texts,), "sft")] if self.texts else []
-        return found + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
+        inputs = [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)] if self.prompts else []
+        inputs += [RowsInput("texts", (self.texts,), "sft")] if self.texts else []
+        return inputs + ([RowsInput("pairs", (self.pairs,), "preference")] if self.pairs else [])
 
     def files_written(self) -> dict[str, str | None]:
         """The champion after the decision, and the evidence."""

@@ -183,8 +183,8 @@ class JudgeRewardConfig(RewardBase):
 
     def models_asked(self) -> list[tuple[str, str]]:
         """Those that judge."""
-        found: list[tuple[str, str]] = [(f"judge.{key}", source) for key, source in self.judge.models_asked()]
-        return found
+        models: list[tuple[str, str]] = [(f"judge.{key}", source) for key, source in self.judge.models_asked()]
+        return models
 
     def language_models(self) -> list[tuple[str, str]]:
         """Those of ``models_asked`` that judge in words."""

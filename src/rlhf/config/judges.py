@@ -325,10 +325,10 @@ else:
 
 def judges_of(config: BaseConfig) -> list[JudgeBase]:
     """Settings of every judge that a section holds, members of juries included."""
-    found = [
+    judges = [
         value for value in (getattr(config, name) for name in type(config).model_fields) if isinstance(value, JudgeBase)
     ]
-    return found + [inner for judge in found if isinstance(judge, JuryJudgeConfig) for inner in judge.members]
+    return judges + [inner for judge in judges if isinstance(judge, JuryJudgeConfig) for inner in judge.members]
 
 
 def judges_held(config: BaseConfig) -> Iterator[tuple[str, BaseConfig, JudgeBase]]:
@@ -347,8 +347,8 @@ def judges_held(config: BaseConfig) -> Iterator[tuple[str, BaseConfig, JudgeBase
 
 def validated_judge(value: Any) -> JudgeBase:
     """A judge's settings of whatever means them; for validators, whose errors keep their place."""
-    found: JudgeBase = value if isinstance(value, JudgeBase) else TypeAdapter(JudgeConfig).validate_python(value)
-    return found
+    judge: JudgeBase = value if isinstance(value, JudgeBase) else TypeAdapter(JudgeConfig).validate_python(value)
+    return judge
 
 
 def is_judge_config(value: Any) -> bool:
@@ -369,17 +369,17 @@ def with_any_judge(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: Settings of a judge are wrong.
     """
-    found = dict(tree)
-    if is_judge_config(found.get("judge")):
-        settings = read_judge(found.pop("judge"))
+    lifted = dict(tree)
+    if is_judge_config(lifted.get("judge")):
+        settings = read_judge(lifted.pop("judge"))
         if (reward := settings.reward_settings()) is None:
-            found["pairwise_judge"] = settings
+            lifted["pairwise_judge"] = settings
         else:
-            found["judge"] = reward | ({"name": settings.name} if settings.name is not None else {})
-            found.setdefault("tie_band", getattr(settings, "tie_band", 0.0))
-    if found.get("pairwise_judge") is not None and not found.get("metrics"):
-        found["metrics"] = ["win_rate"]
-    return found
+            lifted["judge"] = reward | ({"name": settings.name} if settings.name is not None else {})
+            lifted.setdefault("tie_band", getattr(settings, "tie_band", 0.0))
+    if lifted.get("pairwise_judge") is not None and not lifted.get("metrics"):
+        lifted["metrics"] = ["win_rate"]
+    return lifted
 
 
 class _Holder(BaseConfig):

@@ -300,9 +300,9 @@ class MergeConfig(_WithParameters):
     def references(self) -> list[ModelReference]:
         """Every model that is named, once: the base first."""
         module = self.module
-        found = [self.base_model] if self.base_model else []
-        found += [each.model for each in module.models or []]
+        references = [self.base_model] if self.base_model else []
+        references += [each.model for each in module.models or []]
         for part in module.slices or []:
-            found += [part.base_model] if part.base_model else []
-            found += [source.model for source in part.sources]
-        return list({each.text: each for each in found}.values())
+            references += [part.base_model] if part.base_model else []
+            references += [source.model for source in part.sources]
+        return list({each.text: each for each in references}.values())

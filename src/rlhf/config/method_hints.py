@@ -13,9 +13,9 @@ class MethodHints(BaseConfig):
     @classmethod
     def hint_on(cls, key: str, word: str) -> str:
         """Which settings the method of that name has, in the words of YAML."""
-        found = None
+        method = None
         if key == TAG:
-            found = method_behind(word, KIND_OF_METHOD.values())
+            method = method_behind(word, KIND_OF_METHOD.values())
         elif key == "loss" and word in METHODS:
-            found = word, METHODS[word]
-        return "" if found is None else f"the method {found[0]!r} is `{as_settings(found[1])}`"
+            method = word, METHODS[word]
+        return "" if method is None else f"the method {method[0]!r} is `{as_settings(method[1])}`"

@@ -144,8 +144,8 @@ def metric_named(name: str) -> Metric | str:
 
 def asks_model(name: str) -> bool:
     """Whether the model must write completions for the metric of a name; a user's own is taken to want them."""
-    found = METRICS.get(name)
-    return found is None or not NO_COMPLETIONS & set(found.needs)
+    metric = METRICS.get(name)
+    return metric is None or not NO_COMPLETIONS & set(metric.needs)
 
 
 def check_metric_names(names: Sequence[str]) -> None:

@@ -114,8 +114,8 @@ class ComparingRequirement(MeasuredRequirement):
 
     @model_validator(mode="after")
     def _champion_has_it_too(self) -> Self:
-        found = None if self.metric is None else metric_named(metric_of(self.metric))
-        if isinstance(found, Metric) and not found.of_baseline and "baseline" not in found.needs:
+        metric = None if self.metric is None else metric_named(metric_of(self.metric))
+        if isinstance(metric, Metric) and not metric.of_baseline and "baseline" not in metric.needs:
             raise ValueError(
                 f"the metric {self.metric!r} is not measured of the champion, so there is no difference; give it a bound with `at_least` "
                 "or `at_most`"
@@ -132,8 +132,8 @@ class BoundedRequirement(MeasuredRequirement):
     @property
     def compares(self) -> bool:
         """Whether the metric itself is a comparison, as a win rate is."""
-        found = None if self.metric is None else metric_named(metric_of(self.metric))
-        return isinstance(found, Metric) and "baseline" in found.needs
+        metric = None if self.metric is None else metric_named(metric_of(self.metric))
+        return isinstance(metric, Metric) and "baseline" in metric.needs
 
 
 class AtLeast(BoundedRequirement):

@@ -361,8 +361,8 @@ class ConstitutionRewardConfig(RewardBase):
 
     def rewards_inside(self) -> list[tuple[str, RewardBase]]:
         """Of each principle, and the reward."""
-        found = [(f"principles.{place}.judge", principle.judge) for place, principle in enumerate(self.principles)]
-        return found + ([] if self.reward is None else [("reward", self.reward)])
+        inside = [(f"principles.{place}.judge", principle.judge) for place, principle in enumerate(self.principles)]
+        return inside + ([] if self.reward is None else [("reward", self.reward)])
 
 
 def _from_text(value: Any) -> Any:
@@ -442,7 +442,7 @@ PerhapsRewardSpecs = Annotated[list[RewardSpec], BeforeValidator(_to_list)]
 
 def rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
     """Key and settings of every reward and judge of a stage: ``reward.0``, ``judge``."""
-    found: list[tuple[str, RewardBase]] = []
+    rewards: list[tuple[str, RewardBase]] = []
     for key in type(stage).model_fields:
         value = getattr(stage, key)
         places = (
@@ -452,8 +452,8 @@ def rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:
             places = {f"{key}.reward": inside}  # of a search
         for place, item in places.items():
             if isinstance(item, RewardBase):
-                found += [(place, item), *((f"{place}.{inner}", part) for inner, part in item.rewards_inside())]
-    return found
+                rewards += [(place, item), *((f"{place}.{inner}", part) for inner, part in item.rewards_inside())]
+    return rewards
 
 
 def training_rewards_of(stage: BaseConfig) -> list[tuple[str, RewardBase]]:

@@ -46,10 +46,10 @@ def lifted_filter(stage: Any, key: str) -> Any:
         return stage
     workers = {WORKERS: given["workers"]} if "workers" in given else {}
     try:
-        found = _filter_of(given)
+        row_filter = _filter_of(given)
     except ConfigError:
         return stage
-    return {**stage, key: given["path"], **workers, **({KEY: found} if found is not None else {})}
+    return {**stage, key: given["path"], **workers, **({KEY: row_filter} if row_filter is not None else {})}
 
 
 def check_lifted(value: Any) -> Any:

@@ -39,8 +39,8 @@ def settings_class(kind: str | None) -> type[BaseConfig]:
     if kind is None:
         return recipe.RecipeConfig
     classes = stage_classes()
-    if kind not in classes and (found := method_behind(kind, classes)) is not None:
-        name, method = found
+    if kind not in classes and (behind := method_behind(kind, classes)) is not None:
+        name, method = behind
         raise UnknownNameError(
             f"No stage kind is called {kind!r}: the method {name!r} is `{as_settings(method)}`. `rlhf config schema {method.kind}` lists "
             f"the settings of the stage, `rlhf methods {name}` those that belong to the method."

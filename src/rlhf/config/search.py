@@ -352,5 +352,5 @@ def strategies_of(stage: BaseConfig) -> list[StrategyConfig]:
     """Every strategy of a stage: those that it compares, and that of its ``search`` section."""
     values = [getattr(stage, key) for key in type(stage).model_fields]
     items = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    found = [item.strategy if isinstance(item, SearchConfig) else item for item in items]
-    return [item for item in found if isinstance(item, StrategyConfig)]
+    strategies = [item.strategy if isinstance(item, SearchConfig) else item for item in items]
+    return [item for item in strategies if isinstance(item, StrategyConfig)]

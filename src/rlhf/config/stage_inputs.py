@@ -95,8 +95,8 @@ class StageConfig(Kind, MethodHints):
     @property
     def start(self) -> ModelConfig:
         """The model that a stage which leaves one begins with."""
-        found: ModelConfig = getattr(self, self.start_key)
-        return found
+        model: ModelConfig = getattr(self, self.start_key)
+        return model
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -230,10 +230,10 @@ class PromptInputs(FilteredPrompts):
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, and held-out ones."""
-        found = [RowsInput("prompts", listed(self.prompts), "grpo", self.columns, limit=self.limit)]
+        inputs = [RowsInput("prompts", listed(self.prompts), "grpo", self.columns, limit=self.limit)]
         if self.eval_prompts is not None:
-            found.append(RowsInput("eval_prompts", listed(self.eval_prompts), "grpo", self.columns))
-        return found
+            inputs.append(RowsInput("eval_prompts", listed(self.eval_prompts), "grpo", self.columns))
+        return inputs
 
     def files_written(self) -> dict[str, str | None]:
         """A model, and what it said while it learned."""

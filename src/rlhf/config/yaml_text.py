@@ -153,8 +153,8 @@ def _indentation(lines: list[str], mark: yaml.error.Mark, problem: str) -> str:
     is_deep = problem.startswith("mapping values") and ":" not in before and not before.startswith(("{", "["))
     levels: list[int] = []
     for above in lines[: mark.line]:
-        if found := re.match(r"( *)((?:- +)*)[^\s#]", above):
-            own, inner = len(found[1]), len(found[1] + found[2])
+        if indented := re.match(r"( *)((?:- +)*)[^\s#]", above):
+            own, inner = len(indented[1]), len(indented[1] + indented[2])
             levels = [level for level in levels if level < own] + sorted({own, inner})
     own = len(line) - len(line.lstrip(" "))
     if not levels or own in levels or not ((is_shallow and not before) or is_deep):

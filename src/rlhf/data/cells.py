@@ -76,8 +76,8 @@ class Cells:
         if not isinstance(role, str) or not role.strip():
             raise self.bad(column, f"has the role {describe(role)}; wanted a name such as 'user' or 'assistant'.")
         if not isinstance(content, (str, list, tuple)) and not (content is None and item.get("tool_calls")):
-            found = "no content" if content is None else f"the content {describe(content)}"
-            raise self.bad(column, f"has {found}; wanted a string.")
+            content_text = "no content" if content is None else f"the content {describe(content)}"
+            raise self.bad(column, f"has {content_text}; wanted a string.")
         return {key: self.sound(v, f"{column}.{key}") for key, v in item.items() if v is not None}
 
     def list_of(self, column: str, take: Callable[[Any, str], Any]) -> list[Any]:

@@ -115,8 +115,8 @@ def with_separator(row: Row, separator: str) -> StepwiseRow:
 def _first_end(step: str, separator: str) -> int:
     """Where ``rlhf.data.steps.StepCutter`` ends a step: behind the first separator that text stands before."""
     end = 0
-    while not step[:end].replace(separator, "").strip() and (found := step.find(separator, end)) >= 0:
-        end = found + len(separator)
+    while not step[:end].replace(separator, "").strip() and (place := step.find(separator, end)) >= 0:
+        end = place + len(separator)
     return end
 
 
@@ -215,13 +215,13 @@ def text_key(text: Text) -> str:
 def prompt_names(prompts: Iterable[Text]) -> list[str]:
     """A name for each prompt that its text gives: the same wherever it is in whichever file; a text that comes again is
     numbered."""
-    found: list[str] = []
+    names: list[str] = []
     times: dict[str, int] = {}
     for prompt in prompts:
         name = blake2b(json.dumps([text_key(prompt)]).encode(), digest_size=8).hexdigest()
         times[name] = times.get(name, 0) + 1
-        found.append(name if times[name] == 1 else f"{name}-{times[name]}")
-    return found
+        names.append(name if times[name] == 1 else f"{name}-{times[name]}")
+    return names
 
 
 def prompt_key(row: Row) -> str:

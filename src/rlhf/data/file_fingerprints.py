@@ -41,16 +41,16 @@ def take_stamp(path: Path) -> Stamp:
     Raises:
         DataError: It is gone, can't be looked at, or is not a regular file.
     """
-    found = look(path)
-    if found is None:
+    status = look(path)
+    if status is None:
         raise DataError(f"There is no file {printable(path)} any more; it was there when the data was opened.")
-    if not stat.S_ISREG(found.st_mode):
-        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
         raise DataError(
             f"{printable(path)} is {kind}; wanted a regular file, which can be read twice. "
             "Write the rows to a file first and name that."
         )
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def look(path: Path) -> os.stat_result | None:

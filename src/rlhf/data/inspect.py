@@ -249,7 +249,7 @@ def run_check(
     rows = iter(stream)
     kinds: dict[Kind, list[tuple[int, str]]] = {}
     bad: list[tuple[int, BadRow]] = []
-    found_at: dict[Finding, list[str]] = {}
+    places_of: dict[Finding, list[str]] = {}
     columns, conversational = Counter[str](), Counter[bool]()
     odd_roles = Counter[str]()
     seen: set[bytes] = set()
@@ -260,7 +260,7 @@ def run_check(
             if not stream.bad_rows:
                 raise
             row = None  # every row is bad, which is what the report is to say
-        bad += [(number, found) for found in stream.bad_rows]
+        bad += [(number, bad_row) for bad_row in stream.bad_rows]
         stream.bad_rows.clear()
         if row is None:
             break
@@ -271,11 +271,11 @@ def run_check(
         columns.update(row.columns.keys())
         conversational[any(isinstance(text, list) for text in row_texts(row).values())] += 1
         for finding in _findings(row):
-            found_at.setdefault(finding, []).append(row.where)
+            places_of.setdefault(finding, []).append(row.where)
         odd_roles.update(_odd_roles(row))
         key = digest(row_text(row))
         if key in seen:
-            found_at.setdefault("duplicate", []).append(row.where)
+            places_of.setdefault("duplicate", []).append(row.where)
         seen.add(key)
     kind = max(kinds, key=lambda k: len(kinds[k]), default=None)
     for other, those in kinds.items():
@@ -283,7 +283,7 @@ def run_check(
             reason = f"a row of kind {other}, and most are of kind {kind}."
             bad += [(number, BadRow(where, reason)) for number, where in those]
     num_usable = len(kinds[kind]) if kind is not None else 0
-    counts = {finding: len(wheres) for finding, wheres in found_at.items()}
+    counts = {finding: len(wheres) for finding, wheres in places_of.items()}
     return CheckReport(
         source=source_name(source),
         format=_format(source),
@@ -299,8 +299,8 @@ def run_check(
         num_out_of_turn=counts.get("out of turn", 0),
         odd_roles=dict(odd_roles.most_common(SHOWN)),
         num_duplicates=counts.get("duplicate", 0),
-        found_at=found_at,
-        bad_rows=[found for _, found in sorted(bad, key=lambda pair: pair[0])],
+        found_at=places_of,
+        bad_rows=[bad_row for _, bad_row in sorted(bad, key=lambda pair: pair[0])],
     )
 
 
@@ -436,8 +436,10 @@ def _add_lengths(lengths: dict[str, list[int]], of_row: Mapping[str, int]) -> No
 
 def _format(source: Any) -> str:
     paths = [source] if isinstance(source, (str, os.PathLike)) else source if isinstance(source, Sequence) else []
-    found = {str(file_format(path)) for path in paths if isinstance(path, (str, os.PathLike)) and Path(path).is_file()}
-    return " and ".join(sorted(found)) or ("folder" if paths and _is_folder(paths[0]) else "rows")
+    formats = {
+        str(file_format(path)) for path in paths if isinstance(path, (str, os.PathLike)) and Path(path).is_file()
+    }
+    return " and ".join(sorted(formats)) or ("folder" if paths and _is_folder(paths[0]) else "rows")
 
 
 def _is_folder(path: Any) -> bool:

@@ -196,8 +196,8 @@ class _JsonArray:
                 reason = err.msg.removesuffix(" at")
             except RefusedJsonError as err:
                 reason = str(err)
-                if (found := find_end(self.buffer, self.at)) is not None:
-                    return Unreadable(f"{reason}."), found
+                if (value_end := find_end(self.buffer, self.at)) is not None:
+                    return Unreadable(f"{reason}."), value_end
             # The item may simply go on; asking for twice as much each time keeps this linear.
             if len(self.buffer) - self.at > MAX_ROW_BYTES or not self._read_more(need):
                 raise self._broken(reason)

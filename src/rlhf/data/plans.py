@@ -77,9 +77,9 @@ def _pairs(row: Row, report: TokenizationReport) -> Sequence[PreferenceRow]:
 
 
 def _comparisons(row: Row, report: TokenizationReport) -> Sequence[Row]:
-    found = comparisons_of(row)
-    different = [each for each in found if not _is_one_text_twice(each)]
-    report.identical += len(found) - len(different)
+    comparisons = comparisons_of(row)
+    different = [each for each in comparisons if not _is_one_text_twice(each)]
+    report.identical += len(comparisons) - len(different)
     return different
 
 

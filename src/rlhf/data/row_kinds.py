@@ -139,9 +139,9 @@ def canonical_columns(raw: Mapping[str, Any], where: str = "") -> dict[str, Any]
             cells["instruction"] = f"{cells['instruction']}\n\n{context}"
     for name, others in ALIASES.items():
         if name not in cells:
-            found = next((other for other in others if other in cells), None)
-            if found is not None:
-                cells = {name if key == found else key: value for key, value in cells.items()}
+            other_name = next((other for other in others if other in cells), None)
+            if other_name is not None:
+                cells = {name if key == other_name else key: value for key, value in cells.items()}
     if nulls:
         _check_nulls(cells, nulls, where)
     return cells
@@ -182,11 +182,11 @@ def detect_kind(
     wanted = tuple(accepts or COMMONEST)
     nearest = max(wanted, key=lambda kind: _nearness(cells, SHAPES[kind]))
     missing = _missing(cells, SHAPES[nearest])
-    found = f"columns found: {listed(cells) or 'none'}"
+    columns_text = f"columns found: {listed(cells) or 'none'}"
     theirs = [name for name in cells if name not in COLUMNS]
     if kind is None and _nearness(cells, SHAPES[nearest]) > (0, 0):
         hint = did_you_mean(missing[0], [name for name in cells if name not in SHAPES[nearest]])
-        raise RowError(where, f"{_are_missing(missing)} for the kind {nearest}; {found}.{hint}")
+        raise RowError(where, f"{_are_missing(missing)} for the kind {nearest}; {columns_text}.{hint}")
     if kind is None:
         renaming = rename_hint(theirs, COLUMNS)
         forgotten = " Is the header line missing?" if header and not renaming else ""
@@ -194,13 +194,13 @@ def detect_kind(
         others = f"; or {', '.join(wanted[MOST_KINDS:])}" if wanted[MOST_KINDS:] else ""
         raise RowError(
             where,
-            f"no known kind of row has these columns; {found}; wanted {shapes}{others}.{renaming or RENAME}{forgotten}",
+            f"no known kind of row has these columns; {columns_text}; wanted {shapes}{others}.{renaming or RENAME}{forgotten}",
         )
     others = f" (or {', '.join(k for k in wanted if k is not nearest)})" if len(wanted) > 1 else ""
     lacking = f"{_are_missing(missing)}: " if missing else ""
     raise RowError(
         where,
-        f"{lacking}this is a row of kind {kind} ({found}), and rows of kind {nearest}{others} are wanted."
+        f"{lacking}this is a row of kind {kind} ({columns_text}), and rows of kind {nearest}{others} are wanted."
         f"{rename_hint(theirs, missing) or ' Give other rows, or rename or drop columns with `columns`.'}",
     )
 

@@ -152,12 +152,12 @@ def places(wheres: Sequence[str]) -> str:
         return wheres[0]
     runs: list[tuple[str, int, int]] = []
     for where in wheres:
-        found = NUMBERED.fullmatch(where)
-        if found is None:  # rows made in memory may be called anything
+        numbered = NUMBERED.fullmatch(where)
+        if numbered is None:  # rows made in memory may be called anything
             return (
                 f"{', '.join(wheres[:SHOWN_RUNS])}{' ...' if len(wheres) > SHOWN_RUNS else ''} ({len(wheres):,} rows)"
             )
-        name, number = found["name"], int(found["number"])
+        name, number = numbered["name"], int(numbered["number"])
         if runs and runs[-1][0] == name and runs[-1][2] == number - 1:
             runs[-1] = (name, runs[-1][1], number)
         else:

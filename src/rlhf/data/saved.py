@@ -56,10 +56,10 @@ def _read_list(path: Path, key: str) -> list[Any]:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as err:
         raise _damaged(path, one_line(err)) from err
-    found = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(found, list):
+    entries = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(entries, list):
         raise _damaged(path, f"it has no list {short(key)}")
-    return found
+    return entries
 
 
 def _damaged(path: Path, reason: str) -> DataError:

@@ -168,10 +168,10 @@ def _open_path(name: str, split: str | None, subset: str | None, streaming: bool
     with contextlib.suppress(RuntimeError):  # there is no such user's home
         name = os.path.expanduser(name)
     path = Path(name)
-    found = look(path)
-    if found is not None and stat.S_ISDIR(found.st_mode):
+    status = look(path)
+    if status is not None and stat.S_ISDIR(status.st_mode):
         return _open_folder(path, split)
-    if found is not None:
+    if status is not None:
         if split is not None:
             raise DataError(
                 f"{printable(path)} is one file and has no split {split!r}; leave split out, or name a folder."

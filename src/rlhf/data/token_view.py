@@ -285,7 +285,7 @@ def _notes(report: TokenizationReport) -> tuple[str, ...]:
         (report.no_eos, "a completion ends without EOS or another end-of-turn token"),
         (report.eos_inside, "a completion has EOS before its end"),
     )
-    found = tuple(text for count, text in counts if count)
+    notes = tuple(text for count, text in counts if count)
     if report.num_usable > MOST_SEQUENCES:
-        found += (f"{counted(report.num_usable, 'training row')} in all; the first {MOST_SEQUENCES} are shown",)
-    return found
+        notes += (f"{counted(report.num_usable, 'training row')} in all; the first {MOST_SEQUENCES} are shown",)
+    return notes

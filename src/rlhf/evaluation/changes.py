@@ -44,16 +44,16 @@ class Answers:
 def changes_between(before: Answers, after: Answers, units: Sequence[int]) -> dict[str, Change]:
     """Every quantity that both sides have, with intervals; prompts are the units."""
     old, new = quantities(before), quantities(after)
-    found: dict[str, Change] = {}
+    changes: dict[str, Change] = {}
     for name, unit in {name: unit for side in (old, new) for name, (_, unit) in side.items()}.items():
         first, second = (_complete(side[name][0]) if name in side else None for side in (old, new))
         if first is None or second is None:
             nothing = Estimate.missing("it was not given for every completion")
-            found[name] = Change(before=nothing, after=nothing, gain=nothing, unit=unit)
+            changes[name] = Change(before=nothing, after=nothing, gain=nothing, unit=unit)
             continue
         is_share = unit == "" and all(0 <= value <= 1 for value in (*first, *second))
         level = share_interval if is_share else mean_interval  # a t interval around 1 % would reach below 0
-        found[name] = Change(
+        changes[name] = Change(
             before=level(unit_means(first, units)),
             after=level(unit_means(second, units)),
             gain=paired_difference(first, second, units=units, shares=is_share),
@@ -61,39 +61,39 @@ def changes_between(before: Answers, after: Answers, units: Sequence[int]) -> di
         )
     for name, (measure, unit) in VARIETY.items():
         was, became = (measure([c.text for c in side.flat]) for side in (before, after))
-        found[name] = _variety(was, became, n=len(set(units)), unit=unit)
-    return found
+        changes[name] = _variety(was, became, n=len(set(units)), unit=unit)
+    return changes
 
 
 def prompt_pairs(before: Answers, after: Answers, prompts: Sequence[Prompt]) -> PerPrompt:
     """Quantity -> prompt -> its values before and after, of every quantity that all completions of both sides have."""
     units = [i for i, group in enumerate(after.completions) for _ in group]
     old, new = quantities(before), quantities(after)
-    found = {}
+    by_quantity = {}
     for name in [name for name in old if name in new]:
         first, second = (_complete(side[name][0]) for side in (old, new))
         if first is not None and second is not None:
             pairs = zip(unit_means(first, units).tolist(), unit_means(second, units).tolist(), strict=True)
-            found[name] = {prompt.id: pair for prompt, pair in zip(prompts, pairs, strict=True)}
-    return found
+            by_quantity[name] = {prompt.id: pair for prompt, pair in zip(prompts, pairs, strict=True)}
+    return by_quantity
 
 
 def quantities(answers: Answers) -> dict[str, tuple[Sequence[float | None], str]]:
     """Name -> [S] values, and their unit."""
-    found: dict[str, tuple[Sequence[float | None], str]] = {"gold": (answers.judged.scores, "points")}
-    found |= {f"gold/{name}": (values, "") for name, values in answers.judged.metrics.items()}
+    measured: dict[str, tuple[Sequence[float | None], str]] = {"gold": (answers.judged.scores, "points")}
+    measured |= {f"gold/{name}": (values, "") for name, values in answers.judged.metrics.items()}
     if answers.proxy is not None:
-        found["proxy"] = answers.proxy, "points"
+        measured["proxy"] = answers.proxy, "points"
     if answers.entropy is not None:
-        found["entropy"] = answers.entropy.tolist(), "nats per token"
-    found["length"] = [float(len(completion.tokens)) for completion in answers.flat], "tokens"
-    found["unended_frac"] = [float(completion.truncated) for completion in answers.flat], ""
-    found["empty_frac"] = [float(not completion.text.strip()) for completion in answers.flat], ""
-    found["repetition"] = [repetition(completion.tokens) for completion in answers.flat], ""
+        measured["entropy"] = answers.entropy.tolist(), "nats per token"
+    measured["length"] = [float(len(completion.tokens)) for completion in answers.flat], "tokens"
+    measured["unended_frac"] = [float(completion.truncated) for completion in answers.flat], ""
+    measured["empty_frac"] = [float(not completion.text.strip()) for completion in answers.flat], ""
+    measured["repetition"] = [repetition(completion.tokens) for completion in answers.flat], ""
     if (known := answers.judge_knows) is not None:
-        found["judge_unseen_frac"] = [known.unseen_frac(completion.text) for completion in answers.flat], ""
-        found["judge_overlong_frac"] = [float(known.is_long(completion.text)) for completion in answers.flat], ""
-    return found
+        measured["judge_unseen_frac"] = [known.unseen_frac(completion.text) for completion in answers.flat], ""
+        measured["judge_overlong_frac"] = [float(known.is_long(completion.text)) for completion in answers.flat], ""
+    return measured
 
 
 def choose_samples(
@@ -154,8 +154,8 @@ VARIETY: dict[str, tuple[Callable[[Sequence[str]], float], str]] = {
 
 def _complete(values: Sequence[float | None]) -> list[float] | None:
     """The values, where there is one for every completion."""
-    found = [value for value in values if value is not None]
-    return found if len(found) == len(values) else None
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
 
 
 def _variety(old: float, new: float, *, n: int, unit: str) -> Change:

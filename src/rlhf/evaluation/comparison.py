@@ -133,32 +133,32 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """What a reader must know in addition to the verdict, a sentence each."""
-        found = []
+        notes = []
         if self.unparsed:
             reason = max(self.unparsed_reasons, key=lambda why: self.unparsed_reasons[why])
-            found.append(
+            notes.append(
                 f"{self.unparsed:,} of {self.asked:,} verdicts could not be read ({reason}); they are left out, "
                 "and are neither ties nor losses."
             )
-        found += [
+        notes += [
             f"{member}, of the jury, has no verdict in {counted(times, 'case')} of {self.asked:,}."
             for member, times in self.silent_members.items()
         ]
         if self.position is not None and self.position.is_biased:
-            found.append(
+            notes.append(
                 f"The judge {self.position.preference}. Both orders are asked, so neither system gains by it, but what is left to see is "
                 "less."
             )
-        found += [
+        notes += [
             f"{member}, of the jury, {position.preference}."
             for member, position in self.member_positions.items()
             if position.is_biased
         ]
         if self.length is not None and self.length.moved_far:
-            found.append("At equal length the win rate moves so far that the fit is not to be trusted.")
+            notes.append("At equal length the win rate moves so far that the fit is not to be trusted.")
         if self.correction is not None and self.correction.refusal:
-            found.append(f"Labels of people do not correct it: {self.correction.refusal}.")
-        return found
+            notes.append(f"Labels of people do not correct it: {self.correction.refusal}.")
+        return notes
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; NaN becomes null."""
@@ -288,23 +288,27 @@ def too_few_read(asked: int, unparsed: int) -> str:
     )
 
 
-def _decided(found: Comparison, outcomes: Array) -> Comparison:
+def _decided(comparison: Comparison, outcomes: Array) -> Comparison:
     """With the verdict, and the price of one where there is none."""
-    steps = sequential_rate(outcomes, confidence=found.confidence) if found.any_time and outcomes.size else None
+    steps = (
+        sequential_rate(outcomes, confidence=comparison.confidence) if comparison.any_time and outcomes.size else None
+    )
     if steps is not None:
-        found = replace(found, win_rate=steps.estimate)
-    rate = found.decided_on
-    if reason := too_few_read(found.asked, found.unparsed):
-        return replace(found, reason=reason)
+        comparison = replace(comparison, win_rate=steps.estimate)
+    rate = comparison.decided_on
+    if reason := too_few_read(comparison.asked, comparison.unparsed):
+        return replace(comparison, reason=reason)
     if not rate.measured:
-        return replace(found, reason=rate.reason)
+        return replace(comparison, reason=rate.reason)
     if steps is not None:
         if steps.above or steps.below:
-            return replace(found, verdict=Answer.BETTER if steps.above else Answer.WORSE)
-        return replace(found, more_prompts=steps.more)
+            return replace(comparison, verdict=Answer.BETTER if steps.above else Answer.WORSE)
+        return replace(comparison, more_prompts=steps.more)
     if rate.low > 0.5 or rate.high < 0.5:
-        return replace(found, verdict=Answer.BETTER if rate.low > 0.5 else Answer.WORSE)
-    return replace(found, more_prompts=more_prompts_for_win_rate(rate.value, outcomes, confidence=found.confidence))
+        return replace(comparison, verdict=Answer.BETTER if rate.low > 0.5 else Answer.WORSE)
+    return replace(
+        comparison, more_prompts=more_prompts_for_win_rate(rate.value, outcomes, confidence=comparison.confidence)
+    )
 
 
 def _pairs(

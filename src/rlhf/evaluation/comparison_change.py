@@ -41,12 +41,12 @@ def read_comparison(path: str | Path) -> dict[str, Any]:
         DataError: It can't be read, or is none.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise DataError(f"{path} can't be read as a comparison: {type(err).__name__}: {err}.") from None
-    if not isinstance(found, dict) or not isinstance(found.get("per_prompt"), dict) or "judge" not in found:
+    if not isinstance(record, dict) or not isinstance(record.get("per_prompt"), dict) or "judge" not in record:
         raise DataError(f"{path} is no record of a comparison; wanted the comparison.json that `rlhf compare` writes.")
-    return found
+    return record
 
 
 def change_since(earlier: Mapping[str, Any], now: Mapping[str, Any], *, confidence: float) -> ChangeSince:

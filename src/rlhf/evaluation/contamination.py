@@ -66,7 +66,7 @@ def find_overlaps(
             if name not in names:
                 names.append(name)
     lengths = sorted({len(run) for run in wanted})
-    found: dict[str, list[Any]] = {}
+    overlaps: dict[str, list[Any]] = {}
     for place, text in rows:
         words = normalized_words(text)
         shared: dict[str, tuple[str, ...]] = {}
@@ -75,8 +75,12 @@ def find_overlaps(
                 for name in wanted.get(run, ()):
                     shared.setdefault(name, run)
         for name, run in shared.items():
-            found.setdefault(name, [place, run, 0])[2] += 1
-    return [Overlap(name, found[name][0], " ".join(found[name][1]), found[name][2]) for name in items if name in found]
+            overlaps.setdefault(name, [place, run, 0])[2] += 1
+    return [
+        Overlap(name, overlaps[name][0], " ".join(overlaps[name][1]), overlaps[name][2])
+        for name in items
+        if name in overlaps
+    ]
 
 
 def too_short(items: Mapping[str, str], *, min_words: int = MIN_WORDS) -> list[str]:

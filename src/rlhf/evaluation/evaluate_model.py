@@ -158,13 +158,13 @@ def measure(inputs: MetricInputs, metrics: Mapping[str, Metric] | None, *, by: s
     labels = (
         {} if by is None else _labels(inputs, by, texts=any("texts" in metric.needs for metric in metrics.values()))
     )
-    found = {name: _measured(name, metric, inputs) for name, metric in metrics.items()}
+    measured = {name: _measured(name, metric, inputs) for name, metric in metrics.items()}
     before: dict[str, Measured] = {}
     if inputs.baseline is not None:
         before = {name: _measured(name, m, inputs.baseline) for name, m in metrics.items() if m.of_baseline}
     return ModelEvaluation(
         metrics=metrics,
-        measured=found,
+        measured=measured,
         of_baseline=before,
         prompt_ids=[prompt.id for prompt in inputs.prompts],
         labels=labels,
@@ -262,13 +262,13 @@ def divided_judge(judge: Any) -> tuple[Any, PairwiseJudge | None, float]:
         return None, judge, 0.0
     if not is_judge_config(judge):
         return judge, None, 0.0
-    found = with_any_judge({"judge": judge})
-    if "judge" not in found:
-        return None, build_judge(found["pairwise_judge"]), 0.0
-    settings = found["judge"]
+    lifted = with_any_judge({"judge": judge})
+    if "judge" not in lifted:
+        return None, build_judge(lifted["pairwise_judge"]), 0.0
+    settings = lifted["judge"]
     if settings["kind"] == "function":
-        return functools.partial(load_judge(settings["function"]), **settings["arguments"]), None, found["tie_band"]
-    return settings, None, found["tie_band"]
+        return functools.partial(load_judge(settings["function"]), **settings["arguments"]), None, lifted["tie_band"]
+    return settings, None, lifted["tie_band"]
 
 
 def judge_of(judge: Any, policy: PolicyModel) -> Judge | None:
@@ -277,8 +277,8 @@ def judge_of(judge: Any, policy: PolicyModel) -> Judge | None:
         return load_judge(judge)
     if isinstance(judge, str | Mapping):
         return build_reward(judge, tokenizer=policy.tokenizer)
-    found: Judge | None = judge
-    return found
+    scoring_judge: Judge | None = judge
+    return scoring_judge
 
 
 def rows_of(
@@ -325,15 +325,15 @@ def _read_by(model: PolicyModel, prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def _labels(inputs: MetricInputs, by: str, *, texts: bool) -> dict[str, list[str | None]]:
     """What units are -> their groups."""
-    found = {"prompts": [prompt.columns.get(by) for prompt in inputs.prompts]}
-    found["pairs"] = [pair.columns.get(by) for pair in inputs.needs.pairs]
+    labels_of = {"prompts": [prompt.columns.get(by) for prompt in inputs.prompts]}
+    labels_of["pairs"] = [pair.columns.get(by) for pair in inputs.needs.pairs]
     if texts and inputs.needs.texts is not None:
         rows = read_rows(inputs.needs.texts, accepts=ACCEPTED["sft"], limit=inputs.needs.limit)
-        found["texts"] = [row.columns.get(by) for row in rows]
-    if all(label is None for labels in found.values() for label in labels):
+        labels_of["texts"] = [row.columns.get(by) for row in rows]
+    if all(label is None for labels in labels_of.values() for label in labels):
         known = dict.fromkeys(name for prompt in inputs.prompts for name in prompt.columns)
         raise ConfigError(f"by={by!r}: no test row has a column of that name.{did_you_mean(by, known)}")
-    return {over: [_label(value) for value in labels] for over, labels in found.items() if labels}
+    return {over: [_label(value) for value in labels] for over, labels in labels_of.items() if labels}
 
 
 def _label(value: Any) -> str | None:
@@ -342,24 +342,24 @@ def _label(value: Any) -> str | None:
 
 
 def _measured(name: str, metric: Metric, inputs: MetricInputs) -> Measured:
-    found = metric(inputs)
+    result = metric(inputs)
     check_type(
-        found, Measured, name=f"The result of the metric {name!r}", expected="a Measured, of a number over prompts"
+        result, Measured, name=f"The result of the metric {name!r}", expected="a Measured, of a number over prompts"
     )
-    measured: Measured = found
+    measured: Measured = result
     return measured
 
 
 def _own_metric(name: str) -> Metric:
-    found: Any = load_function(name)
-    if not isinstance(found, Metric):
-        return Metric(measure=_OwnFunction(found, name))
-    unknown = [need for need in found.needs if need not in NEEDS]
+    own: Any = load_function(name)
+    if not isinstance(own, Metric):
+        return Metric(measure=_OwnFunction(own, name))
+    unknown = [need for need in own.needs if need not in NEEDS]
     if unknown:
         raise ConfigError(
             f"The metric {name!r} needs {unknown[0]!r}, which nobody can give.{did_you_mean(unknown[0], NEEDS)} Known: {', '.join(NEEDS)}."
         )
-    return found
+    return own
 
 
 @dataclass(frozen=True, slots=True)

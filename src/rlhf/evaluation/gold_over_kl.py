@@ -38,8 +38,8 @@ class GoldOverKL:
 
     def __call__(self, kl: Sequence[float] | Array) -> Array:
         """Fitted score at distances in nats."""
-        found: Array = _features(np.asarray(kl, dtype=np.float64)) @ np.array([self.start, self.alpha, self.beta])
-        return found
+        gold: Array = _features(np.asarray(kl, dtype=np.float64)) @ np.array([self.start, self.alpha, self.beta])
+        return gold
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: NaN becomes null."""

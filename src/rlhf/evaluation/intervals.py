@@ -59,14 +59,14 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: NaN becomes null, and then there is a reason."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "value": finite_or_none(self.value),
             "low": finite_or_none(self.low),
             "high": finite_or_none(self.high),
             "n": self.n,
             "confidence": self.confidence,
         }
-        return found | ({"reason": self.reason} if self.reason else {})
+        return fields | ({"reason": self.reason} if self.reason else {})
 
 
 def finite_or_none(value: float) -> float | None:
@@ -273,12 +273,12 @@ def bootstrap_interval(
         return _without_ends(value, n, confidence, reason)
     rng = np.random.default_rng(seed)
     at_once = max(1, RESAMPLE_CELLS // rows.size)
-    found = []
+    statistics = []
     for start in range(0, num_resamples, at_once):
         draws = rng.integers(0, n, size=(min(at_once, num_resamples - start), n))
-        found.append(statistic(rows[draws]))
+        statistics.append(statistic(rows[draws]))
     tail = bootstrap_tail(n, confidence)
-    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
+    low, high = np.quantile(np.concatenate(statistics), [tail, 1 - tail])
     return Estimate(value=value, low=float(low), high=float(high), n=n, confidence=confidence)
 
 
@@ -331,9 +331,9 @@ def paired_difference(
     if (problem := _unusable(difference)) is not None:
         return problem
     if shares and difference.size > 1 and np.count_nonzero(difference) < MIN_CHANGED:
-        found = share_interval((difference + 1) / 2, confidence=confidence)
+        share = share_interval((difference + 1) / 2, confidence=confidence)
         value = float(difference.mean())
-        return replace(found, value=value, low=min(value, 2 * found.low - 1), high=max(value, 2 * found.high - 1))
+        return replace(share, value=value, low=min(value, 2 * share.low - 1), high=max(value, 2 * share.high - 1))
     if difference.size > 1 and np.ptp(difference) == 0:
         return _without_ends(
             float(difference[0]), difference.size, confidence, "all differ by the same, which shows no spread"

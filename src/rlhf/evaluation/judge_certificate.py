@@ -77,29 +77,29 @@ class Refusal:
     """Further labeled prompts that would probably settle it, if what was seen is true; None where none would."""
 
 
-def refusals(found: JudgeMeasurement, rule: CertificateRule) -> list[Refusal]:
+def refusals(measurement: JudgeMeasurement, rule: CertificateRule) -> list[Refusal]:
     """Every reason against a judge; empty for one that is certified."""
     reasons = []
-    if found.num_prompts < rule.min_labels:
-        more = rule.min_labels - found.num_prompts
+    if measurement.num_prompts < rule.min_labels:
+        more = rule.min_labels - measurement.num_prompts
         reasons.append(
             Refusal(
                 "labels",
-                f"Labels on {counted(found.num_prompts, 'prompt')} prefer a completion and have a verdict, and it takes {rule.min_labels}.",
+                f"Labels on {counted(measurement.num_prompts, 'prompt')} prefer a completion and have a verdict, and it takes {rule.min_labels}.",
                 more,
             )
         )
-    if found.asked and found.num_unparsed > rule.max_unparsed * found.asked:
-        why = f" ({max(found.unparsed_reasons, key=lambda one: found.unparsed_reasons[one])})"
+    if measurement.asked and measurement.num_unparsed > rule.max_unparsed * measurement.asked:
+        why = f" ({max(measurement.unparsed_reasons, key=lambda one: measurement.unparsed_reasons[one])})"
         reasons.append(
             Refusal(
                 "unparsed",
-                f"{found.num_unparsed:,} of {found.asked:,} verdicts can't be read{why}, and at most "
+                f"{measurement.num_unparsed:,} of {measurement.asked:,} verdicts can't be read{why}, and at most "
                 f"{percentage(rule.max_unparsed, 0)} may be unreadable.",
             )
         )
-    reasons += _on_agreement(found, rule)
-    bias = found.position.first_rate if found.position is not None else None
+    reasons += _on_agreement(measurement, rule)
+    bias = measurement.position.first_rate if measurement.position is not None else None
     limits = 0.5 - rule.max_position_bias, 0.5 + rule.max_position_bias
     if bias is not None and bias.measured and (bias.low < limits[0] or bias.high > limits[1]):
         reasons.append(
@@ -112,33 +112,33 @@ def refusals(found: JudgeMeasurement, rule: CertificateRule) -> list[Refusal]:
     return reasons
 
 
-def _on_agreement(found: JudgeMeasurement, rule: CertificateRule) -> list[Refusal]:
-    rate = found.agreement
+def _on_agreement(measurement: JudgeMeasurement, rule: CertificateRule) -> list[Refusal]:
+    rate = measurement.agreement
     if not rate.measured:
         return [Refusal("agreement", f"Its agreement with people was not measured: {rate.reason}.")]
     if not rate.low > 0.5:
-        more = _more(rate.value - 0.5, found.agreement_variance, rate)
+        more = _more(rate.value - 0.5, measurement.agreement_variance, rate)
         text = f"It is not shown to be better than chance: it agrees with people in {shown(rate)} of cases, and knowing nothing gives 50 %."
         return [Refusal("chance", text, more)]
-    if rule.min_agreement is None and found.num_shared >= MIN_SHARED:
-        beyond = found.beyond_people
+    if rule.min_agreement is None and measurement.num_shared >= MIN_SHARED:
+        beyond = measurement.beyond_people
         if beyond.low > 0:
             return []
-        least = 0.5 + HALF_SIGNAL * (found.people.value - 0.5)
+        least = 0.5 + HALF_SIGNAL * (measurement.people.value - 0.5)
         text = (
-            f"Where people agree with each other in {shown(found.people)} of cases, it agrees with them in "
-            f"{shown(found.agreement_where_shared)}; that it keeps more than half of a person's signal (above {percentage(least)}) is not "
+            f"Where people agree with each other in {shown(measurement.people)} of cases, it agrees with them in "
+            f"{shown(measurement.agreement_where_shared)}; that it keeps more than half of a person's signal (above {percentage(least)}) is not "
             f"shown: {percentage_points(beyond.value)} [{percentage_points(beyond.low)}, {percentage_points(beyond.high)}] beyond it."
         )
-        return [Refusal("agreement", text, _more(beyond.value, found.shared_variance, beyond))]
+        return [Refusal("agreement", text, _more(beyond.value, measurement.shared_variance, beyond))]
     least = 0.5 + HALF_SIGNAL * (ASSUMED_PEOPLE - 0.5) if rule.min_agreement is None else rule.min_agreement
     if rate.low > least:
         return []
     why = "" if rule.min_agreement is not None else (
-        f" (people's own agreement is not known: {counted(found.num_shared, 'prompt')} with votes of two people, and it takes {MIN_SHARED})"
+        f" (people's own agreement is not known: {counted(measurement.num_shared, 'prompt')} with votes of two people, and it takes {MIN_SHARED})"
     )  # fmt: skip
     text = f"It agrees with people in {shown(rate)} of cases, and the interval must lie above {percentage(least)}{why}."
-    return [Refusal("agreement", text, _more(rate.value - least, found.agreement_variance, rate))]
+    return [Refusal("agreement", text, _more(rate.value - least, measurement.agreement_variance, rate))]
 
 
 def _more(distance: float, variance: float, rate: Estimate) -> int | None:
@@ -197,8 +197,8 @@ def certify(
         else None,
     }
     own = set(own_models) or _own_names(settings)
-    found = measure_judge(judge, labels.sampled(limit, seed=seed), own_models=own, confidence=confidence)
-    reasons = refusals(found, rule)
+    measurement = measure_judge(judge, labels.sampled(limit, seed=seed), own_models=own, confidence=confidence)
+    reasons = refusals(measurement, rule)
     return sealed(
         {
             "schema": SCHEMA,
@@ -209,7 +209,7 @@ def certify(
                 "own_models": sorted(own),
             },
             **sources,
-            "measured": found.to_dict(),
+            "measured": measurement.to_dict(),
             "rule": asdict(rule),
             "limit": limit,
             "seed": seed,
@@ -226,36 +226,36 @@ def _own_names(settings: JudgeBase) -> set[str]:
 
 
 def _notes(labels: LabeledPairs) -> list[str]:
-    found = []
+    notes = []
     if labels.num_equal:
-        found.append(f"{counted(labels.num_equal, 'vote')} on two equal texts left out: nothing is to be judged there.")
+        notes.append(f"{counted(labels.num_equal, 'vote')} on two equal texts left out: nothing is to be judged there.")
     if labels.unnamed:
-        found.append(
+        notes.append(
             f"{counted(labels.unnamed, 'vote')} without annotator_id: each is taken for another person's, and people's agreement may be "
             "that of one person with himself."
         )
-    return found
+    return notes
 
 
 def table(certificate: Mapping[str, Any]) -> str:
     """A certificate for people: the judge beside people, the verdict and its reasons."""
-    found = certificate["measured"]
+    measured = certificate["measured"]
     rows = [
         ("", "judge", "people", "prompts"),
-        _row("agreement with a person's preference", found["agreement"], None),
-        _row("  where two people judged", found["agreement_where_shared"], found["people"]),
-        _row("same verdict, a tie its own", found["same_verdict"], found["people_same_verdict"]),
-        *_on_position(found["position"]),
-        _row("longer completion wins", found["longer"], found["people_longer"]),
-        _row("own model's completion wins", found["own"], found["people_own"]),
-        _row("ties", found["ties"], found["people_ties"]),
-        _row("unparsed", found["unparsed"], None),
+        _row("agreement with a person's preference", measured["agreement"], None),
+        _row("  where two people judged", measured["agreement_where_shared"], measured["people"]),
+        _row("same verdict, a tie its own", measured["same_verdict"], measured["people_same_verdict"]),
+        *_on_position(measured["position"]),
+        _row("longer completion wins", measured["longer"], measured["people_longer"]),
+        _row("own model's completion wins", measured["own"], measured["people_own"]),
+        _row("ties", measured["ties"], measured["people_ties"]),
+        _row("unparsed", measured["unparsed"], None),
     ]
     widths = [max(len(row[place]) for row in rows) for place in range(4)]
     lines = [
-        f"{certificate['judge']['name']}: {certificate['verdict']}. {counted(found['num_votes'], 'vote')} of "
-        f"{counted(found['num_people'], 'annotator')} on {counted(found['num_pairs'], 'pair')}; "
-        f"{counted(found['asked'], 'verdict')}, {found['cost']:.4f} dollars.",
+        f"{certificate['judge']['name']}: {certificate['verdict']}. {counted(measured['num_votes'], 'vote')} of "
+        f"{counted(measured['num_people'], 'annotator')} on {counted(measured['num_pairs'], 'pair')}; "
+        f"{counted(measured['asked'], 'verdict')}, {measured['cost']:.4f} dollars.",
         "",
         *("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows),
         "",
@@ -264,7 +264,7 @@ def table(certificate: Mapping[str, Any]) -> str:
         more = reason["more_labels"]
         hint = f" About {counted(more, 'more labeled prompt')} would tell if that is its true rate." if more else ""
         lines.append(f"- {reason['name']}: {reason['text']}{hint}")
-    lines += [f"- {note}" for note in (*_findings(found), *certificate["notes"])]
+    lines += [f"- {note}" for note in (*_findings(measured), *certificate["notes"])]
     return "\n".join(lines).rstrip()
 
 
@@ -291,11 +291,11 @@ def _cell(estimate: Mapping[str, Any] | None) -> str:
     return f"{percentage(estimate['value'])}{ends}"
 
 
-def _findings(found: Mapping[str, Any]) -> list[str]:
+def _findings(measured: Mapping[str, Any]) -> list[str]:
     """Preferences that the judge has and people have not, and what was not measured and why."""
     said = []
     for key, what in (("longer", "the longer completion"), ("own", "what its own model wrote")):
-        beyond = found[f"{key}_beyond_people"]
+        beyond = measured[f"{key}_beyond_people"]
         if beyond["value"] is None:
             said.append(f"Whether it prefers {what} was not measured: {beyond.get('reason', '')}.")
         elif beyond["low"] is not None and (beyond["low"] > 0 or beyond["high"] < 0):
@@ -304,9 +304,9 @@ def _findings(found: Mapping[str, Any]) -> list[str]:
             said.append(
                 f"It prefers {what} {more} often than people do on the same pairs: {percentage_points(beyond['value'])} {ends}."
             )
-    if found["people"]["value"] is None:
-        said.append(f"How far people agree with each other was not measured: {found['people'].get('reason', '')}.")
-    for name, position in found["member_positions"].items():
+    if measured["people"]["value"] is None:
+        said.append(f"How far people agree with each other was not measured: {measured['people'].get('reason', '')}.")
+    for name, position in measured["member_positions"].items():
         if position["is_biased"]:
             said.append(f"Of the jury, {name} lets the first place win {_cell(position['first_rate'])}.")
     return said

@@ -101,7 +101,7 @@ class JudgeMeasurement:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; NaN becomes null."""
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, Estimate | PositionBias):
@@ -112,8 +112,8 @@ class JudgeMeasurement:
                 value = dict(value)
             elif isinstance(value, float) and not math.isfinite(value):
                 value = None
-            found[each.name] = value
-        return found
+            document[each.name] = value
+        return document
 
 
 def measure_judge(
@@ -266,11 +266,11 @@ def _sign_of_own(one: LabeledPair, own: Collection[str]) -> float:
 
 def _share_of(verdicts: Sequence[BothOrders | None], is_so: Callable[[Vote], bool], *, of_known: bool) -> Array:
     """[n] share of a pair's verdicts."""
-    found = []
+    shares = []
     for both in verdicts:
         votes = [vote for vote in both or () if vote.first is not None or not of_known]
-        found.append(fmean(map(is_so, votes)) if votes else math.nan)
-    return np.array(found, dtype=np.float64)
+        shares.append(fmean(map(is_so, votes)) if votes else math.nan)
+    return np.array(shares, dtype=np.float64)
 
 
 def _variance(values: Array) -> float:

@@ -253,20 +253,22 @@ def _ask(
     arguments = {"prompts": list(prompts), "completions": list(completions), "ended": list(ended)}
     arguments = _accepted(judge, arguments | {name: list(values) for name, values in columns.items()})
     try:
-        found = judge(**arguments)
+        verdicts = judge(**arguments)
     except Exception as err:
         raise _refusal(judge, arguments, names, err) from err
-    if hasattr(found, "tolist"):
-        found = found.tolist()
-    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__len__") or len(found) != len(names):
-        got = counted(len(found), "verdict") if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+    if hasattr(verdicts, "tolist"):
+        verdicts = verdicts.tolist()
+    if isinstance(verdicts, str | bytes | Mapping) or not hasattr(verdicts, "__len__") or len(verdicts) != len(names):
+        got = (
+            counted(len(verdicts), "verdict") if isinstance(verdicts, list | tuple) else f"a {type(verdicts).__name__}"
+        )
         raise RewardError(
             f"The judge {judge_name(judge)} returned {got} for {counted(len(names), 'completion')}; it must return a list with a "
             "number or a dict for each."
         )
     return [
         _checked(judge_name(judge), verdict, name, completion)
-        for verdict, name, completion in zip(found, names, completions, strict=True)
+        for verdict, name, completion in zip(verdicts, names, completions, strict=True)
     ]
 
 

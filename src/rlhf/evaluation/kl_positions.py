@@ -65,11 +65,11 @@ def kl_positions(
     """
     if (reason := why_no_kl(sampling)) is not None:
         raise ConfigError(f"KL can't be measured: {reason}.")
-    found = sample_completions(
+    completions = sample_completions(
         LocalEngine(policy), prompts, num_samples=1, sampling=sampling, seed=derive_seed(seed, "evaluation", 1)
     )
-    kls = exact_token_kls(policy, ref_model, prompts, found, temperature=sampling.temperature)
-    flat = [group[0] for group in found]
+    kls = exact_token_kls(policy, ref_model, prompts, completions, temperature=sampling.temperature)
+    flat = [group[0] for group in completions]
     sums = np.array([each.sum() for each in kls])
     longest = max(len(each) for each in kls)
     at = [np.array([each[p] for each in kls if len(each) > p]) for p in range(longest)]

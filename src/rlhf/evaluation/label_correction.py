@@ -79,15 +79,15 @@ def corrected_by(
             f"they are no random sample: the judge's mean is {f.mean():.3f} on labeled prompts and {more.mean():.3f} on the others, "
             f"{away:.1f} standard errors apart"
         )
-    found = prediction_powered_mean(y, f, more, confidence=confidence)
-    if not found.estimate.measured:
-        return refused(found.estimate.reason)
-    return Correction(rate=found, refusal="", num_labeled=int(y.size))
+    corrected = prediction_powered_mean(y, f, more, confidence=confidence)
+    if not corrected.estimate.measured:
+        return refused(corrected.estimate.reason)
+    return Correction(rate=corrected, refusal="", num_labeled=int(y.size))
 
 
 def _label(labels: HumanVotes, pair: Pair) -> float:
-    found = labels.of(pair.prompt, pair.first, pair.second)
-    return math.nan if found is None else found
+    outcome = labels.of(pair.prompt, pair.first, pair.second)
+    return math.nan if outcome is None else outcome
 
 
 def _split(human: Array, outcomes: Array, usable: Any, names: Sequence[str]) -> tuple[Array, Array, Array]:

@@ -131,7 +131,7 @@ def _name(value: Any) -> str | None:
 
 def _collected(votes: Iterable[_Vote], source: str) -> LabeledPairs:
     """Votes on one pair together, whatever order it was shown in."""
-    found: dict[tuple[str, ...], LabeledPair] = {}
+    by_key: dict[tuple[str, ...], LabeledPair] = {}
     equal = unnamed = 0
     for number, vote in enumerate(votes):
         pair, outcome, models = vote.pair, vote.outcome, vote.models
@@ -139,19 +139,19 @@ def _collected(votes: Iterable[_Vote], source: str) -> LabeledPairs:
             equal += 1
             continue
         key = (text_key(pair.prompt), *sorted((pair.first, pair.second)))
-        if (known := found.get(key)) is None:
-            known = found[key] = LabeledPair(pair=pair, models=models)
+        if (known := by_key.get(key)) is None:
+            known = by_key[key] = LabeledPair(pair=pair, models=models)
         elif known.pair.first != pair.first:
             outcome, models = 1 - outcome, (models[1], models[0])
         known.models = (known.models[0] or models[0], known.models[1] or models[1])
         unnamed += vote.person is None
         known.votes[f"vote {number}" if vote.person is None else vote.person] = outcome
-    if not found:
+    if not by_key:
         raise DataError(
             f"{source} holds no votes of people on two different completions: wanted rows with `completion_a`, `completion_b` and "
             "`preference`, or `chosen` and `rejected`."
         )
-    return LabeledPairs(pairs=list(found.values()), num_equal=equal, unnamed=unnamed)
+    return LabeledPairs(pairs=list(by_key.values()), num_equal=equal, unnamed=unnamed)
 
 
 def _plain(text: Text) -> str:

@@ -120,14 +120,14 @@ def exact_token_kls(
         Group(prompt.ids, [Branch(c.tokens, c.scored) for c in group], {"id": prompt.id})
         for prompt, group in zip(prompts, samples, strict=True)
     ]
-    found: list[Array] = []
+    kls: list[Array] = []
     with evaluating(policy.model, ref_model.model):
         for part in split_by_tokens(groups, max_tokens=TOKENS_PER_BATCH):
             batch = pack(part)
             exact = exact_kl_per_token(policy, ref_model, batch, temperature=temperature).cpu().double()
             counts = torch.bincount(batch.score_seq.cpu(), minlength=batch.num_sequences).tolist()
-            found += [each.numpy() for each in exact.split(counts)]
-    return found
+            kls += [each.numpy() for each in exact.split(counts)]
+    return kls
 
 
 def why_no_kl(sampling: SamplingConfig) -> str | None:

@@ -83,8 +83,8 @@ class ModelEvaluation(Mapping[str, float]):
 
     def missing(self, name: str) -> str:
         """Why a number could not be measured; empty where it was."""
-        found = self.interval(name)
-        return "" if found.measured else found.reason
+        interval = self.interval(name)
+        return "" if interval.measured else interval.reason
 
     def parts(self, name: str) -> dict[str, Estimate]:
         """Further numbers of a metric, by the name of the part."""
@@ -105,18 +105,18 @@ class ModelEvaluation(Mapping[str, float]):
     def changes(self) -> dict[str, Change]:
         """Every number and part before and after, as ``evaluation.json`` holds them."""
         before = _statistics(self.of_baseline)
-        found = {}
+        changes = {}
         for name, estimate in self._estimates.items():
             metric, _, part = name.partition("/")
             was = before[name].estimate(seed=self._seed(name)) if name in before else Estimate.missing(NO_BASELINE)
             unit = SHARE if part and _is_share(self, name) else self.metrics[metric].unit
-            found[name] = Change(before=was, after=estimate, gain=self.gain(name), unit=unit)
-        return found
+            changes[name] = Change(before=was, after=estimate, gain=self.gain(name), unit=unit)
+        return changes
 
     @property
     def per_prompt(self) -> dict[str, dict[str, tuple[float | None, float | None]]]:
         """Metric -> prompt -> values of the baseline and of the model, None where there is none; of metrics that are a mean of such."""
-        found: dict[str, dict[str, tuple[float | None, float | None]]] = {}
+        by_metric: dict[str, dict[str, tuple[float | None, float | None]]] = {}
         before = _statistics(self.of_baseline)
         for name, measured in self.measured.items():
             values = measured.value.per_unit if measured.over == "prompts" and measured.places is None else None
@@ -124,11 +124,11 @@ class ModelEvaluation(Mapping[str, float]):
                 continue
             old = before[name].per_unit if name in before else None
             olds = [math.nan] * len(values) if old is None else old.tolist()
-            found[name] = {
+            by_metric[name] = {
                 prompt: (finite_or_none(was), finite_or_none(now))
                 for prompt, was, now in zip(self.prompt_ids, olds, values.tolist(), strict=True)
             }
-        return found
+        return by_metric
 
     @cached_property
     def groups(self) -> dict[str, dict[str, GroupValue]]:
@@ -141,13 +141,13 @@ class ModelEvaluation(Mapping[str, float]):
         }
         tested = {key: p for key, (_, _, p) in raw.items() if math.isfinite(p)}
         corrected = dict(zip(tested, holm(list(tested.values())).tolist(), strict=True))
-        found: dict[str, dict[str, GroupValue]] = {}
+        by_metric: dict[str, dict[str, GroupValue]] = {}
         for (name, group), (estimate, difference, p_value) in raw.items():
-            found.setdefault(name, {})[str(group)] = GroupValue(
+            by_metric.setdefault(name, {})[str(group)] = GroupValue(
                 estimate=estimate, difference=difference, p_value=p_value,
                 p_corrected=corrected.get((name, group), math.nan),
             )  # fmt: skip
-        return found
+        return by_metric
 
     @property
     def ungrouped(self) -> dict[str, str]:
@@ -217,11 +217,11 @@ class ModelEvaluation(Mapping[str, float]):
 
 def _statistics(measured: Mapping[str, Measured]) -> dict[str, Statistic]:
     """Of metrics and their parts, each metric before its parts."""
-    found: dict[str, Statistic] = {}
+    statistics: dict[str, Statistic] = {}
     for name, each in measured.items():
-        found[name] = each.value
-        found |= {f"{name}/{part}": statistic for part, statistic in each.parts.items()}
-    return found
+        statistics[name] = each.value
+        statistics |= {f"{name}/{part}": statistic for part, statistic in each.parts.items()}
+    return statistics
 
 
 def _is_share(model_evaluation: ModelEvaluation, name: str) -> bool:

@@ -69,11 +69,11 @@ def noninferiority(
         raise ConfigError(
             f"The margin is {margin}; give the loss that is tolerated, above 0 and finite. For a margin of 0 use better()."
         )
-    found = _paired(differences, confidence, units, largest)
-    if isinstance(found, Ruling):
-        return found
+    paired = _paired(differences, confidence, units, largest)
+    if isinstance(paired, Ruling):
+        return paired
     return _ruling(
-        found, -margin, f"a loss of more than {margin:g}", found.more_for_margin(margin, confidence), confidence
+        paired, -margin, f"a loss of more than {margin:g}", paired.more_for_margin(margin, confidence), confidence
     )
 
 
@@ -123,10 +123,10 @@ def better(
         units: [n] prompt of each difference.
         largest: As in ``noninferiority``.
     """
-    found = _paired(differences, (1 + confidence) / 2, units, largest, by_chance=True)
-    if isinstance(found, Ruling):
-        return found
-    return _ruling(found, 0.0, "a difference of 0 or less", found.more_for_gain(confidence), confidence)
+    paired = _paired(differences, (1 + confidence) / 2, units, largest, by_chance=True)
+    if isinstance(paired, Ruling):
+        return paired
+    return _ruling(paired, 0.0, "a difference of 0 or less", paired.more_for_gain(confidence), confidence)
 
 
 def mean_above(
@@ -147,10 +147,10 @@ def mean_above(
         units: As in ``noninferiority``.
         largest: Largest possible size of a value: 1 for shares; None where there is no bound.
     """
-    found = _paired(values, confidence, units, largest, by_chance=True)
-    if isinstance(found, Ruling):
-        return found
-    return _ruling(found, bound, f"{bound:g} or less", found.more_for_bound(bound, confidence), confidence)
+    paired = _paired(values, confidence, units, largest, by_chance=True)
+    if isinstance(paired, Ruling):
+        return paired
+    return _ruling(paired, bound, f"{bound:g} or less", paired.more_for_bound(bound, confidence), confidence)
 
 
 def noninferiority_of_tasks(
@@ -173,7 +173,7 @@ def noninferiority_of_tasks(
         units: Task -> [n] prompt of each difference.
         largest: As in ``noninferiority``, for all tasks or task -> value. Tasks of both kinds belong into one call: Holm counts them together.
     """
-    found = {
+    rulings = {
         task: noninferiority(
             values,
             margins if isinstance(margins, int | float) else margins[task],
@@ -183,17 +183,17 @@ def noninferiority_of_tasks(
         )
         for task, values in differences.items()
     }
-    tested = [task for task, ruling in found.items() if ruling.evidence.get("p_beyond") is not None]
-    adjusted = dict(zip(tested, holm([found[task].evidence["p_beyond"] for task in tested]).tolist(), strict=True))
+    tested = [task for task, ruling in rulings.items() if ruling.evidence.get("p_beyond") is not None]
+    adjusted = dict(zip(tested, holm([rulings[task].evidence["p_beyond"] for task in tested]).tolist(), strict=True))
     for task, p in adjusted.items():
-        ruling = found[task]
+        ruling = rulings[task]
         evidence = {**ruling.evidence, "p_beyond_holm": p}
         decision, reason = ruling.decision, ruling.reason
         if decision is Decision.FAIL and p >= 1 - confidence:
             decision = Decision.UNDECIDED
             reason += f" Among {len(tested)} tasks that happens by chance (Holm: p = {p:.3g}), so it fails none."
-        found[task] = Ruling(decision=decision, reason=reason, evidence=evidence)
-    return found
+        rulings[task] = Ruling(decision=decision, reason=reason, evidence=evidence)
+    return rulings
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,17 +290,17 @@ def _undecidable(d: Array, largest: float | None) -> str | None:
     return None
 
 
-def _ruling(found: _Paired, bound: float, excluded: str, num_more: int | None, confidence: float) -> Ruling:
+def _ruling(paired: _Paired, bound: float, excluded: str, num_more: int | None, confidence: float) -> Ruling:
     decision = Decision.UNDECIDED
-    if found.low > bound:
+    if paired.low > bound:
         decision = Decision.PASS
-    elif found.high < bound:
+    elif paired.high < bound:
         decision = Decision.FAIL
     evidence: dict[str, Any] = {
-        "difference": found.mean, "low": found.low, "high": found.high, "bound": bound, "n": found.n, "confidence": confidence,
-        "p_within": found.p_above(bound), "p_beyond": 1 - found.p_above(bound),
+        "difference": paired.mean, "low": paired.low, "high": paired.high, "bound": bound, "n": paired.n, "confidence": confidence,
+        "p_within": paired.p_above(bound), "p_beyond": 1 - paired.p_above(bound),
     }  # fmt: skip
-    measured = f"{found.mean:+.4g} [{found.low:+.4g}, {found.high:+.4g}] over {found.n:,} prompts"
+    measured = f"{paired.mean:+.4g} [{paired.low:+.4g}, {paired.high:+.4g}] over {paired.n:,} prompts"
     if decision is Decision.PASS:
         reason = f"The difference is {measured}, which excludes {excluded}."
     elif decision is Decision.FAIL:

@@ -237,14 +237,14 @@ def critical_fall(num_steps: int, window: int) -> float:
     """The largest T (see ``overoptimization``) that noise around a constant score reaches in all but ``ALPHA`` of
     runs."""
     rng = np.random.default_rng(derive_seed(0, "critical fall", num_steps, window))
-    found = []
+    statistics = []
     at_once = max(1, 1_000_000 // num_steps)
     for start in range(0, NULL_DRAWS, at_once):
         noise = rng.standard_normal((min(at_once, NULL_DRAWS - start), num_steps))
         means = _window_means(noise, window)
         falls = means[:, : num_steps - 2 * window + 1].max(axis=1) - means[:, -1]
-        found.append(falls / (_noise(noise) * math.sqrt(2 / window)))
-    return float(np.quantile(np.concatenate(found), 1 - ALPHA))
+        statistics.append(falls / (_noise(noise) * math.sqrt(2 / window)))
+    return float(np.quantile(np.concatenate(statistics), 1 - ALPHA))
 
 
 def _decide(numbers: Mapping[str, Any], *, p_proxy_rose: float, p_proxy_fell: float) -> tuple[HackingVerdict, str]:
@@ -323,8 +323,8 @@ def _column(curve: Sequence[Mapping[str, Any]], name: str) -> Array:
 
 def _mean(values: Iterable[Any]) -> float | None:
     """Of those that are there and finite."""
-    found = [float(value) for value in values if value is not None and math.isfinite(value)]
-    return sum(found) / len(found) if found else None
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
 
 
 def _check_row(row: Any, where: str) -> None:

@@ -73,7 +73,7 @@ def sign_flip_test(differences: ArrayLike, *, seed: int, num_resamples: int = RE
         num_resamples: Flips drawn; where 2^n is no more, all are tried and the p-value is exact.
     """
     d = finite_differences(differences)
-    found = permutation_test(
+    test = permutation_test(
         (d,),
         lambda sample, axis: sample.mean(axis=axis),
         permutation_type="samples",
@@ -82,7 +82,7 @@ def sign_flip_test(differences: ArrayLike, *, seed: int, num_resamples: int = RE
         batch=max(1, 2_000_000 // d.size),
         rng=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def holm(p_values: ArrayLike) -> Array:

@@ -80,14 +80,14 @@ def member_positions(
     """Of each member of a jury that sees the order: two that prefer opposite places look fair together. Empty for other judges."""
     if not isinstance(judge, Jury):
         return {}
-    found = {}
+    by_member = {}
     for place, (name, member) in enumerate(zip(judge.member_names, judge.members, strict=True)):
         if not member.symmetric:
             own = [
                 None if both is None else (_of_member(both[0], place), _of_member(both[1], place)) for both in verdicts
             ]
-            found[name] = position_bias(own, names, confidence)
-    return found
+            by_member[name] = position_bias(own, names, confidence)
+    return by_member
 
 
 def _of_member(vote: Vote, place: int) -> Vote:
@@ -102,12 +102,12 @@ def _share(values: Array, confidence: float) -> Estimate:
 
 def by_prompt(values: Array, names: Sequence[str]) -> dict[str, float]:
     """Mean over each prompt's pairs that have a value; NaN where none has."""
-    found: dict[str, list[float]] = {}
+    outcomes_of: dict[str, list[float]] = {}
     for name, value in zip(names, values, strict=True):
-        own = found.setdefault(name, [])
+        own = outcomes_of.setdefault(name, [])
         if math.isfinite(value):
             own.append(float(value))
-    return {name: math.fsum(own) / len(own) if own else math.nan for name, own in found.items()}
+    return {name: math.fsum(own) / len(own) if own else math.nan for name, own in outcomes_of.items()}
 
 
 def known_means(values: Array, names: Sequence[str]) -> Array:

@@ -94,8 +94,8 @@ def process_quality(
     wrong = [number for number, step in enumerate(true) if step is not None]
     always_last = [float(true[number] == len(labels[number]) - 1) for number in wrong]
     chance = [1 / len(labels[number]) for number in wrong]
-    found = [first_wrong_step([score >= threshold for score in each]) for each in scores]
-    hits = np.array([mine == theirs for mine, theirs in zip(found, true, strict=True)], dtype=np.float64)
+    first_wrong = [first_wrong_step([score >= threshold for score in each]) for each in scores]
+    hits = np.array([mine == theirs for mine, theirs in zip(first_wrong, true, strict=True)], dtype=np.float64)
     agree = [_agreement(mine, theirs, threshold) for mine, theirs in zip(scores, labels, strict=True)]
     is_wrong = np.array([step is not None for step in true], dtype=bool)
     measured = {

@@ -217,12 +217,12 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """Its entry in ``summary.json``; None for values that were not measured."""
-        gold, found = self.changes["gold"], self.verdict
+        gold, judgment = self.changes["gold"], self.verdict
         return {
             **{name: self.settings.get(name) for name in ("policy", "baseline", "judge")},
-            "verdict": str(found.tone),
-            "verdict_title": found.title,
-            "verdict_reasons": list(found.reasons),
+            "verdict": str(judgment.tone),
+            "verdict_title": judgment.title,
+            "verdict_reasons": list(judgment.reasons),
             "win_rate": finite_or_none(self.win_rate.rate),
             "win_rate_low": finite_or_none(self.win_rate.low),
             "win_rate_high": finite_or_none(self.win_rate.high),

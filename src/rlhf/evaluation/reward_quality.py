@@ -263,9 +263,9 @@ def fitted_scale(difference: ArrayLike) -> float:
     def loss(log_factor: float) -> float:
         return float(np.logaddexp(0, -d / unit * math.exp(log_factor)).mean())
 
-    found = minimize_scalar(loss, bounds=(-LOG_SCALE_BOUND, LOG_SCALE_BOUND), method="bounded")
-    inside = abs(found.x) < 0.99 * LOG_SCALE_BOUND
-    return math.exp(found.x) / unit if inside else math.nan
+    minimum = minimize_scalar(loss, bounds=(-LOG_SCALE_BOUND, LOG_SCALE_BOUND), method="bounded")
+    inside = abs(minimum.x) < 0.99 * LOG_SCALE_BOUND
+    return math.exp(minimum.x) / unit if inside else math.nan
 
 
 def spearman(x: ArrayLike, y: ArrayLike, *, confidence: float = CONFIDENCE) -> Estimate:

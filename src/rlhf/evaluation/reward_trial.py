@@ -44,11 +44,11 @@ def try_reward(rows: ScoredRows, reward: Any, file: Path | str) -> ScoredRows:
     reasons: Counter[str] = Counter()
     began = time.perf_counter()
     for places in _calls(groups):
-        found = ask_scorer(scorer, [prompts[i] for i in places], [completions[i] for i in places])
-        reasons.update(found.errors.values())
+        scored = ask_scorer(scorer, [prompts[i] for i in places], [completions[i] for i in places])
+        reasons.update(scored.errors.values())
         for number, place in enumerate(places):
-            scores[place] = found.scores[number]
-        for name, values in found.per_component.items():
+            scores[place] = scored.scores[number]
+        for name, values in scored.per_component.items():
             column = parts.setdefault(name, [None] * len(prompts))
             for number, place in enumerate(places):
                 column[place] = values[number]

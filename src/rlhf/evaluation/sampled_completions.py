@@ -37,13 +37,13 @@ def sample_completions(
     Returns:
         [P] those of each prompt.
     """
-    found: list[list[Completion]] = []
+    completions: list[list[Completion]] = []
     try:
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             part = prompts[start : start + PROMPTS_AT_ONCE]
-            found += engine.generate(part, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=0)
+            completions += engine.generate(part, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=0)
             if progress is not None:
                 progress(name, by=len(part) * num_samples)
     finally:
         close_engine(engine)
-    return found
+    return completions

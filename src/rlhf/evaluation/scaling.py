@@ -125,8 +125,8 @@ def fit_scaling(
     which = 1 if of == "proxy" else 2
 
     def fit(weights: Array | None) -> tuple[Array, Array, Array]:
-        found = [moment.means(weights) for moment in moments]
-        d, reward = np.array([each[0] for each in found]), np.array([each[which] for each in found])
+        means = [moment.means(weights) for moment in moments]
+        d, reward = np.array([each[0] for each in means]), np.array([each[which] for each in means])
         solution: Array = np.linalg.lstsq(_features(d, form), reward, rcond=None)[0]
         return solution, d, reward
 

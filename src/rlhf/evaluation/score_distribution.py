@@ -262,17 +262,17 @@ def read_scores(path: Path | str, *, needs_scores: bool = True) -> ScoredRows:
 
 def _halves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The two completions of each pair as rows, the chosen one first."""
-    found = []
+    halves = []
     for row in rows:
         own = {key: value for key, value in row.items() if key not in ("chosen", "rejected", *SCORE_COLUMNS)}
-        found += [{**own, "completion": row["chosen"]}, {**own, "completion": row["rejected"]}]
-    return found
+        halves += [{**own, "completion": row["chosen"]}, {**own, "completion": row["rejected"]}]
+    return halves
 
 
 def _array(path: Path) -> Array:
     try:
         if path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False)
+            array = np.load(path, allow_pickle=False)
         else:
             import torch
 
@@ -284,10 +284,10 @@ def _array(path: Path) -> Array:
                         f"{path} holds {', '.join(map(str, loaded))}, and none is called {', '.join(SCORE_COLUMNS)}."
                     )
                 loaded = loaded[name]
-            found = torch.as_tensor(loaded).double().numpy()
-        if np.iscomplexobj(found):
+            array = torch.as_tensor(loaded).double().numpy()
+        if np.iscomplexobj(array):
             raise DataError(f"{path} holds complex numbers; wanted one real number a completion.")
-        scores: Array = np.asarray(found, dtype=np.float64).reshape(-1)
+        scores: Array = np.asarray(array, dtype=np.float64).reshape(-1)
     except DataError:
         raise
     except pickle.UnpicklingError:
@@ -338,10 +338,10 @@ def _text(value: Any) -> str:
 
 
 def _grouped(names: Sequence[str]) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
+    numbers_of: dict[str, list[int]] = {}
     for number, name in enumerate(names):
-        found.setdefault(name, []).append(number)
-    return list(found.values())
+        numbers_of.setdefault(name, []).append(number)
+    return list(numbers_of.values())
 
 
 def _within(lengths: Array, scores: Array, groups: Sequence[Sequence[int]]) -> float:
@@ -356,18 +356,18 @@ def _within(lengths: Array, scores: Array, groups: Sequence[Sequence[int]]) -> f
 def _by_length(lengths: Array, scores: Array) -> list[tuple[str, int, float]]:
     ends = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_BINS + 1)))
     which = np.clip(np.searchsorted(ends, lengths, side="right") - 1, 0, max(0, len(ends) - 2))
-    found = []
+    bins = []
     for b in range(max(1, len(ends) - 1)):
         inside = which == b
         if inside.any():
-            found.append(
+            bins.append(
                 (
                     f"{lengths[inside].min():.0f} to {lengths[inside].max():.0f}",
                     int(inside.sum()),
                     float(scores[inside].mean()),
                 )
             )
-    return found
+    return bins
 
 
 def _histogram(scores: Array) -> list[tuple[float, float, int]]:

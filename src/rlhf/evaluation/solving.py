@@ -61,14 +61,14 @@ class Solving:
 
     def summary(self) -> dict[str, float | None]:
         """Flat numbers: every quantity, its interval, and where there is a baseline what it gained."""
-        found: dict[str, float | None] = {}
+        figures: dict[str, float | None] = {}
         for name, change in self.changes.items():
             numbers = {"": change.after.value, "_low": change.after.low, "_high": change.after.high}
             if change.before.measured:
                 numbers |= {"_baseline": change.before.value, "_gain": change.gain.value}
                 numbers |= {"_gain_low": change.gain.low, "_gain_high": change.gain.high}
-            found |= {f"{name}{part}": finite_or_none(value) for part, value in numbers.items()}
-        return found
+            figures |= {f"{name}{part}": finite_or_none(value) for part, value in numbers.items()}
+        return figures
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -135,8 +135,8 @@ def evaluate_solving(
         asks = [(num_samples, sampling)]
         if greedy:
             asks.append((1, sampling.updated(temperature=0.0)))
-        found = [_ask(engine, prompts, judge, name, n, how, own, progress) for n, how in asks]
-        sides.append(_quantities(found, len(prompts), ks, solved_at))
+        answered = [_ask(engine, prompts, judge, name, n, how, own, progress) for n, how in asks]
+        sides.append(_quantities(answered, len(prompts), ks, solved_at))
     before, after = sides[-2:]
     assert after is not None
     changes = {name: _change(None if before is None else before.get(name), values) for name, values in after.items()}
@@ -201,16 +201,16 @@ def _ask(
 
 
 def _quantities(
-    found: Sequence[tuple[list[Completion], Judged]], num_problems: int, ks: Sequence[int], solved_at: float
+    answered: Sequence[tuple[list[Completion], Judged]], num_problems: int, ks: Sequence[int], solved_at: float
 ) -> dict[str, Array]:
     """Name -> [P] values; NaN for a problem that could not be measured."""
-    completions, judged = found[0]
+    completions, judged = answered[0]
     num_samples = len(completions) // num_problems
     solved = (np.array(judged.scores) >= solved_at).reshape(num_problems, num_samples)
     right = solved.sum(axis=1).tolist()
     values: dict[str, Array] = {f"pass@{k}": pass_at_k(right, num_samples, k) for k in ks}
-    if len(found) > 1:
-        greedy = found[1][1]
+    if len(answered) > 1:
+        greedy = answered[1][1]
         values["greedy"] = (np.array(greedy.scores) >= solved_at).astype(np.float64)
         values |= {f"greedy/{name}": _means(metric, num_problems) for name, metric in greedy.metrics.items()}
     values |= {name: _means(metric, num_problems) for name, metric in judged.metrics.items()}

@@ -196,21 +196,21 @@ def verdict(evidence: Evidence) -> Verdict:
 
 def problems(evidence: Evidence) -> list[Reason]:
     """Everything except the win rate that contradicts a success; of fewer than ``MIN_PROMPTS`` answers only what training showed."""
-    found = _alarms(evidence)
+    reasons = _alarms(evidence)
     if 0 < (number(evidence.win_rate.get("num_prompts")) or 0) < MIN_PROMPTS:
-        return found + _late_rollouts(evidence)
-    found += [*_distance(evidence), *_lower_score(evidence)]
+        return reasons + _late_rollouts(evidence)
+    reasons += [*_distance(evidence), *_lower_score(evidence)]
     for rule in RISES:
         rise = value_of(evidence.changes.get(rule.quantity, {}), "gain")
         low = number(mapping(evidence.changes.get(rule.quantity, {}).get("gain")).get("low"))
         if rise is not None and rise > rule.limit and (low is None or low > 0):
-            found.append(_reason(rule, evidence))
+            reasons.append(_reason(rule, evidence))
     for rule in FALLS:
         before, after = (value_of(evidence.changes.get(rule.quantity, {}), side) for side in ("before", "after"))
         if before and after is not None and after < rule.limit * before:
-            found.append(_reason(rule, evidence))
-    known = {reason.code for reason in found}
-    return found + [reason for reason in _late_rollouts(evidence) if reason.code not in known]
+            reasons.append(_reason(rule, evidence))
+    known = {reason.code for reason in reasons}
+    return reasons + [reason for reason in _late_rollouts(evidence) if reason.code not in known]
 
 
 def surprise(evidence: Evidence) -> tuple[float, float] | None:
@@ -241,7 +241,7 @@ def _reason(rule: Rule, evidence: Evidence) -> Reason:
 
 
 def _alarms(evidence: Evidence) -> list[Reason]:
-    found = []
+    reasons = []
     for training in evidence.training:
         for alarm in training.alarms:
             limit = f", limit {plain_number(alarm.limit)}" if alarm.limit is not None else ""
@@ -250,17 +250,15 @@ def _alarms(evidence: Evidence) -> list[Reason]:
                 f"An alarm in the training of {training.stage} still held in its last fifth: guard `{alarm.guard}`{now}, raised at "
                 f"step {alarm.step:,}."
             )
-            found.append(Reason("alarm", "unresolved alarms", sentence))
-    return found
+            reasons.append(Reason("alarm", "unresolved alarms", sentence))
+    return reasons
 
 
 def _distance(evidence: Evidence) -> list[Reason]:
-    found = surprise(evidence)
-    if found is None or not _too_far(*found):
+    kl = surprise(evidence)
+    if kl is None or not _too_far(*kl):
         return []
-    return [
-        _far(*found, evidence, whose=f"the answers of {evidence.policy}", own=f"those of {evidence.baseline} itself")
-    ]
+    return [_far(*kl, evidence, whose=f"the answers of {evidence.policy}", own=f"those of {evidence.baseline} itself")]
 
 
 def _lower_score(evidence: Evidence) -> list[Reason]:
@@ -282,14 +280,14 @@ def _far(before: float, after: float, evidence: Evidence, *, whose: str, own: st
 
 
 def _late_rollouts(evidence: Evidence) -> list[Reason]:
-    found = []
+    reasons = []
     for training in evidence.training:
         first, last = training.first, training.last
         when = f"the last fifth of the {training.rollouts} rollouts of {training.stage}"
         both = [(each.get("entropy"), each.get("kl_per_token")) for each in (first, last)]
         (start, _), (entropy, kl) = both
         if start is not None and entropy is not None and kl is not None and _too_far(start, entropy + kl):
-            found.append(
+            reasons.append(
                 _far(start, entropy + kl, evidence, whose=f"the answers in {when}", own="those of the first rollout")
             )
         for name, code, title, what in (
@@ -299,8 +297,8 @@ def _late_rollouts(evidence: Evidence) -> list[Reason]:
         ):
             if name in first and name in last and last[name] - first[name] > TRAINING_RISE:
                 sentence = f"In {when} {percentage(last[name])} {what}, in the first {percentage(first[name])}."
-                found.append(Reason(code, title, sentence))
-    return found
+                reasons.append(Reason(code, title, sentence))
+    return reasons
 
 
 def _win_rate_words(evidence: Evidence) -> list[str]:

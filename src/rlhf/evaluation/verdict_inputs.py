@@ -11,8 +11,8 @@ from rlhf.formatting import mapping, number
 
 
 def value_of(change: Mapping[str, Any], side: str) -> float | None:
-    found = number(mapping(change.get(side)).get("value"))
-    return None if found is None or math.isnan(found) else found
+    value = number(mapping(change.get(side)).get("value"))
+    return None if value is None or math.isnan(value) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +65,20 @@ class Training:
         }  # fmt: skip
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Training:
+    def of(cls, record: Mapping[str, Any]) -> Training:
         """From what ``to_dict`` gave."""
         return cls(
-            stage=str(found.get("stage", "")),
-            rollouts=int(number(found.get("rollouts")) or 0),
+            stage=str(record.get("stage", "")),
+            rollouts=int(number(record.get("rollouts")) or 0),
             alarms=tuple(
                 HeldAlarm(
                     guard=str(alarm.get("guard", "")), metric=str(alarm.get("metric", "")),
                     step=int(number(alarm.get("step")) or 0), limit=number(alarm.get("limit")), value=number(alarm.get("value")),
                 )
-                for alarm in found.get("alarms") or ()
+                for alarm in record.get("alarms") or ()
             ),
-            first=mapping(found.get("first")),
-            last=mapping(found.get("last")),
+            first=mapping(record.get("first")),
+            last=mapping(record.get("last")),
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class WinRate:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: NaN becomes null, and then there is a reason."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "rate": finite_or_none(self.rate),
             "low": finite_or_none(self.low),
             "high": finite_or_none(self.high),
@@ -57,7 +57,7 @@ class WinRate:
             "confidence": self.confidence,
             "more_prompts": self.more_prompts,
         }
-        return found | ({"reason": self.reason} if self.reason else {})
+        return fields | ({"reason": self.reason} if self.reason else {})
 
     def __str__(self) -> str:
         if not math.isfinite(self.rate):

@@ -85,7 +85,7 @@ def reward_priorities(tasks: Iterable[Task], models: Sequence[RewardModel]) -> d
     by_kind: dict[str, dict[str, float]] = defaultdict(dict)
     for task, scores in zip(plain, _member_scores(plain, models), strict=True):
         by_kind[str(task.kind)][task.id] = _disagreement(scores, is_single=str(task.kind) in ("rating", "binary"))
-    return {name: share for found in by_kind.values() for name, share in _shares(found).items()}
+    return {name: share for disagreements in by_kind.values() for name, share in _shares(disagreements).items()}
 
 
 def _disagreement(scores: Array, *, is_single: bool) -> float:
@@ -96,11 +96,11 @@ def _disagreement(scores: Array, *, is_single: bool) -> float:
     return float(mutual_information(np.stack([scores[:, i] - scores[:, j] for i, j in pairs], axis=1)).mean())
 
 
-def _shares(found: dict[str, float]) -> dict[str, float]:
+def _shares(values_of: dict[str, float]) -> dict[str, float]:
     """Value -> share of values below it; equal ones share theirs."""
-    values = np.sort(np.array(list(found.values())))
+    values = np.sort(np.array(list(values_of.values())))
     most = max(len(values) - 1, 1)
-    return {name: float(np.searchsorted(values, value)) / most for name, value in found.items()}
+    return {name: float(np.searchsorted(values, value)) / most for name, value in values_of.items()}
 
 
 def _member_scores(tasks: Sequence[Task], models: Sequence[RewardModel]) -> list[Array]:

@@ -294,18 +294,18 @@ def agreement_estimate(
     # [resamples, items] array, of which 50,000 items would make gigabytes
     distinct, times = np.unique(tables.reshape(len(tables), -1), axis=0, return_counts=True)
     drawn = rng.multinomial(len(tables), times / len(tables), size=resamples).astype(float) @ distinct
-    found = coefficient(drawn.reshape(resamples, *tables.shape[1:]))
-    exists = np.isfinite(found)
+    coefficients = coefficient(drawn.reshape(resamples, *tables.shape[1:]))
+    exists = np.isfinite(coefficients)
     if (void := 1 - exists.mean()) > MAX_VOID_FRAC:
         why_not = f"all values but one are so rare that {percentage(void, 0)} of draws of the items lack them"
         return _without_interval(value, len(tables), why_not, confidence)
-    found = found[exists]
-    if math.isclose(found.min(), found.max(), abs_tol=1e-12):
+    coefficients = coefficients[exists]
+    if math.isclose(coefficients.min(), coefficients.max(), abs_tol=1e-12):
         return _without_interval(
             value, len(tables), "every draw of the items agrees as much, so there is no spread", confidence
         )
     tail = bootstrap_tail(len(tables), confidence)
-    low, high = np.quantile(found, [tail, 1 - tail])
+    low, high = np.quantile(coefficients, [tail, 1 - tail])
     return Estimate(value=value, low=float(low), high=float(high), n=len(tables), confidence=confidence)
 
 

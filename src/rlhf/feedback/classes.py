@@ -38,7 +38,7 @@ def parsed_classes(text: str) -> tuple[str, ...]:
     return names
 
 
-def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] | None) -> tuple[str, ...] | None:
+def scale_of(store: PreferenceStore, answered: Iterable[str], given: Sequence[str] | None) -> tuple[str, ...] | None:
     """All classes there can be, in order: those given, those that an import declared, or those that occur.
 
     Args:
@@ -52,7 +52,7 @@ def scale_of(store: PreferenceStore, found: Iterable[str], given: Sequence[str] 
     Raises:
         ConfigError: Classes are given, and a label is none of them, or there is no label of several classes.
     """
-    names = sorted(set(found))
+    names = sorted(set(answered))
     if given is None:
         declared = store.setting(CLASSES) or ()
         return (*declared, *(name for name in names if name not in declared)) if names else None

@@ -122,13 +122,13 @@ def forget(
     rows = _Rows.of(store, held, result.traces)
     with private_files():
         for export in exports_of(store.engine):
-            found = _clean(export, rows, dry_run)
-            result.files.append(found)
-            if found.state == REWRITTEN:
+            cleaned = _clean(export, rows, dry_run)
+            result.files.append(cleaned)
+            if cleaned.state == REWRITTEN:
                 result.hashes.update(export.hashes)
                 if not dry_run:
-                    keep_export(store.engine, export.path, export.layout, found.num_rows - found.num_removed)
-            elif found.state in (GONE, BY_HAND):
+                    keep_export(store.engine, export.path, export.layout, cleaned.num_rows - cleaned.num_removed)
+            elif cleaned.state in (GONE, BY_HAND):
                 result.hashes.update(export.hashes)
     if not dry_run:
         delete_held(store.engine, held, remember=known)

@@ -54,7 +54,7 @@ def read_guidelines(path: Path | str) -> list[AnnotationGuideline]:
             f"{path}:{lines.of(MAX_GUIDELINES)}: this is the first of {len(tree)} guidelines that is too many; at most {MAX_GUIDELINES} can "
             "be judged with care."
         )
-    found: list[AnnotationGuideline] = []
+    guidelines: list[AnnotationGuideline] = []
     wrong: list[tuple[int, str]] = []
     first_of: dict[str, int] = {}
     for number, one in enumerate(tree):
@@ -77,12 +77,12 @@ def read_guidelines(path: Path | str) -> list[AnnotationGuideline]:
                     f"name: {guideline.name!r} stands on line {lines.of(earlier, 'name')} already.",
                 )
             )
-        found.append(guideline)
+        guidelines.append(guideline)
     if wrong:
         raise ConfigError(
             f"{path} holds no valid guidelines:" + "".join(f"\n  {path}:{line}: {problem}" for line, problem in wrong)
         )
-    return found
+    return guidelines
 
 
 def guidelines_yaml(guidelines: Sequence[AnnotationGuideline]) -> str:
@@ -109,15 +109,15 @@ def _of_json(text: str, path: Path) -> Any:
 
 def _problems(guideline: AnnotationGuideline) -> list[tuple[str, str]]:
     """What a page can't show: (key, complaint)."""
-    found = []
+    problems = []
     name = guideline.name
     if not name.strip() or name != name.strip() or len(name) > MAX_NAME or not name.isprintable():
-        found.append(
+        problems.append(
             ("name", f"name: got {name[:80]!r}; wanted 1 to {MAX_NAME} printable characters, no space around them.")
         )
     if not guideline.description.strip():
-        found.append(("description", "description: it is empty; say what to look for."))
-    return found
+        problems.append(("description", "description: it is empty; say what to look for."))
+    return problems
 
 
 def _shape(value: Any) -> str:

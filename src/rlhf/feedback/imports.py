@@ -162,8 +162,8 @@ class _Known:
 
     def tasks_of(self, item: Item) -> Sequence[Task]:
         """Those that this one is: the one of its name, or else one that an earlier version named and that shows the same."""
-        if found := self.by_lasting_id.get(item.task.id):
-            return found
+        if known := self.by_lasting_id.get(item.task.id):
+            return known
         old = (self.by_id[name] for name in item.old_ids if name in self.by_id)
         return [task for task in old if places_of(task, item.task) is not None]
 
@@ -179,13 +179,13 @@ class _Known:
                 .where(AssignmentRow.state == DONE, TaskRow.id.in_([task.id for task in there]))
             )
             judged = {name: self.by_id[task] for task, name in session.execute(query)}
-        found = []
+        judgments = []
         for judgment in item.judgments:
             task = judged.get(judgment.annotator, there[0])
             places = places_of(task, item.task)
             assert places is not None, "all of them have one name by content"
-            found.append((task.id, turned(replace(item, judgments=(judgment,)), places).judgments[0]))
-        return found
+            judgments.append((task.id, turned(replace(item, judgments=(judgment,)), places).judgments[0]))
+        return judgments
 
 
 def _row_of(item: Item, now: datetime) -> TaskRow:

@@ -132,14 +132,14 @@ class Findings:
 
     def lines(self) -> list[str]:
         """One for each kind, with places and without values."""
-        found = []
+        lines = []
         for kind, number in self.counts.most_common():
             places = self.places[kind]
             more = f" and {len(places) - MAX_PLACES:,} more" if len(places) > MAX_PLACES else ""
-            found.append(
+            lines.append(
                 f"{kind}: {number:,} in {counted(len(places), 'record')} ({', '.join(places[:MAX_PLACES])}{more})"
             )
-        return found
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -202,14 +202,14 @@ class PersonalData:
             )
 
 
-def guarded_items(found: SourceItems, action: str) -> Findings:
+def guarded_items(source_items: SourceItems, action: str) -> Findings:
     """Look through the texts and comments of items, and mask what is in them where that is wanted.
 
     Raises:
         DataError: Something is there, and is to be refused.
     """
     guard = PersonalData(action)
-    found.items = [_guarded(item, guard) for item in found.items]
+    source_items.items = [_guarded(item, guard) for item in source_items.items]
     guard.check()
     return guard.findings
 

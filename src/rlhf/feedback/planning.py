@@ -179,7 +179,7 @@ def overlap_plans(
             "anything."
         )
     measured = label_worth(majority_accuracy(annotator_accuracy, measured_overlap))
-    found = []
+    plans = []
     for overlap in overlaps:
         right = majority_accuracy(annotator_accuracy, overlap)
         other = needed.times(measured / label_worth(right))
@@ -190,9 +190,9 @@ def overlap_plans(
                 price_per_response=price_per_response,
             )  # fmt: skip
             judgments, cost = whole.comparisons, whole.total
-        found.append(
+        plans.append(
             OverlapPlan(
                 judgments_per_pair=overlap, label_accuracy=right, needed=other, judgments=judgments, cost=cost,
             )
         )  # fmt: skip
-    return found
+    return plans

@@ -136,7 +136,7 @@ class AnnotatorQualityControl:
         whole = dict(zip(_units(mine), mine, strict=True))
         times = [verdict.seconds for verdict in whole.values() if verdict.seconds is not None]
         quick = [seconds < self.rules.too_quick_seconds for seconds in times]
-        found = AnnotatorQuality(
+        quality = AnnotatorQuality(
             annotator=name,
             num_judgments=len(whole),
             agreement=agreement,
@@ -147,7 +147,7 @@ class AnnotatorQualityControl:
             longer_frac=_share_of_side(mine, "longer"),
             drift=_drift(compared),
         )
-        return _with_reasons(found, self.rules)
+        return _with_reasons(quality, self.rules)
 
 
 def _agreed(verdict: Verdict, judgments: Sequence[Verdict]) -> float | None:

@@ -68,8 +68,8 @@ def values_of(kind: TaskKind | str, value: Mapping[str, Any]) -> dict[Part, Any]
             return {
                 (name, place): rating for name, given in value["ratings"].items() for place, rating in enumerate(given)
             }
-    (found,) = value.values()
-    return {(): found}
+    (answer,) = value.values()
+    return {(): answer}
 
 
 def question_of(kind: TaskKind | str, part: Part, classes: Sequence[str] = ()) -> Question:

@@ -37,7 +37,7 @@ def report_text(
     """For a terminal; ``classes`` and ``belief`` as of ``consensus_rows``."""
     learned = _learned(store, classes, belief)
     return in_words(findings_of(store, rules=rules, classes=classes, seed=seed)) + "".join(
-        f"{printable(line)}\n" for found in learned for line in _consensus_lines(found)
+        f"{printable(line)}\n" for each in learned for line in _consensus_lines(each)
     )
 
 
@@ -46,8 +46,8 @@ def report_json(
     belief: Belief | None = None, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """For programs; a number that was not measured is null, next to the reason."""
-    found = to_dict(findings_of(store, rules=rules, classes=classes, seed=seed))
-    return found | {"dawid_skene": [_consensus_dict(learned) for learned in _learned(store, classes, belief)]}
+    findings = to_dict(findings_of(store, rules=rules, classes=classes, seed=seed))
+    return findings | {"dawid_skene": [_consensus_dict(learned) for learned in _learned(store, classes, belief)]}
 
 
 def _learned(store: PreferenceStore, classes: Sequence[str] | None, belief: Belief | None) -> Sequence[Learned]:
@@ -59,21 +59,21 @@ def _learned(store: PreferenceStore, classes: Sequence[str] | None, belief: Beli
     return dawid_skene_of(items, guidelines=guidelines_of(store), classes=known, belief=belief)
 
 
-def _consensus_lines(found: Learned) -> Iterator[str]:
+def _consensus_lines(learned: Learned) -> Iterator[str]:
     """How far Dawid-Skene's probabilities carry, and what it takes each annotator for."""
     yield ""
-    yield f"Dawid-Skene on {found.what}, by which `rlhf feedback export --aggregate dawid-skene` brings judgments together"
-    yield f"  {found.tempering}"
-    names, scale = found.consensus.annotators, [str(value) for value in found.consensus.scale]
-    if found.what == "pairs":
+    yield f"Dawid-Skene on {learned.what}, by which `rlhf feedback export --aggregate dawid-skene` brings judgments together"
+    yield f"  {learned.tempering}"
+    names, scale = learned.consensus.annotators, [str(value) for value in learned.consensus.scale]
+    if learned.what == "pairs":
         return  # which completion is called the first is drawn for each pair: a table of that says nothing
     if len(scale) > MAX_CLASSES_SHOWN:
         yield f"  {len(scale)} classes are too many for tables of confusion here (--json has them)."
         return
     yield "  Confusion: share of answers (columns) where the likeliest truth is the row's."
     rows = []
-    for name, table in list(zip(names, found.consensus.confusion.tolist(), strict=True))[:MAX_PAIRS_SHOWN]:
-        right = f"right {found.consensus.reliability[name]:.2f}"
+    for name, table in list(zip(names, learned.consensus.confusion.tolist(), strict=True))[:MAX_PAIRS_SHOWN]:
+        right = f"right {learned.consensus.reliability[name]:.2f}"
         for number, (truth, shares) in enumerate(zip(scale, table, strict=True)):
             rows.append(["" if number else str(name), "" if number else right, truth, *(f"{s:.2f}" for s in shares)])
     yield from _table(["", "", "truth", *scale], rows)
@@ -81,15 +81,15 @@ def _consensus_lines(found: Learned) -> Iterator[str]:
         yield f"  and {len(names) - MAX_PAIRS_SHOWN} more annotators (--json has them)"
 
 
-def _consensus_dict(found: Learned) -> dict[str, Any]:
-    tables = zip(found.consensus.annotators, found.consensus.confusion.tolist(), strict=True)
+def _consensus_dict(learned: Learned) -> dict[str, Any]:
+    tables = zip(learned.consensus.annotators, learned.consensus.confusion.tolist(), strict=True)
     return {
-        "what": found.what,
-        "scale": list(found.consensus.scale),
-        "prior": found.consensus.prior.tolist(),
-        "tempering": found.tempering.to_dict(),
+        "what": learned.what,
+        "scale": list(learned.consensus.scale),
+        "prior": learned.consensus.prior.tolist(),
+        "tempering": learned.tempering.to_dict(),
         "annotators": [
-            {"annotator": str(name), "right": found.consensus.reliability[name], "confusion": table}
+            {"annotator": str(name), "right": learned.consensus.reliability[name], "confusion": table}
             for name, table in tables
         ],
     }
@@ -162,23 +162,23 @@ def to_dict(findings: Findings) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "coverage": asdict(findings.coverage),
-        "annotators": [_annotator_dict(found) for found in findings.annotators],
+        "annotators": [_annotator_dict(quality) for quality in findings.annotators],
         "agreement": [
             {
-                "question": found.question.name,
-                "scale": list(found.question.scale),
-                "metric": "ordinal" if found.question.is_ordered else "nominal",
-                "num_items": found.num_items,
-                "num_compared": found.num_compared,
-                "same": found.same.to_dict(),
-                "krippendorff_alpha": found.alpha.to_dict(),
-                "fleiss_kappa": found.fleiss.to_dict(),
+                "question": agreement.question.name,
+                "scale": list(agreement.question.scale),
+                "metric": "ordinal" if agreement.question.is_ordered else "nominal",
+                "num_items": agreement.num_items,
+                "num_compared": agreement.num_compared,
+                "same": agreement.same.to_dict(),
+                "krippendorff_alpha": agreement.alpha.to_dict(),
+                "fleiss_kappa": agreement.fleiss.to_dict(),
                 "cohen_kappa": [
-                    {"annotators": [pair.first, pair.second], **pair.kappa.to_dict()} for pair in found.pairs
+                    {"annotators": [pair.first, pair.second], **pair.kappa.to_dict()} for pair in agreement.pairs
                 ],
-                "divided": [{**asdict(item), "part": list(item.part)} for item in found.divided],
+                "divided": [{**asdict(item), "part": list(item.part)} for item in agreement.divided],
             }
-            for found in findings.agreement
+            for agreement in findings.agreement
         ],
         "first_frac": findings.first_frac.to_dict(),
         "rules": asdict(findings.rules),
@@ -195,13 +195,13 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield "Annotators"
     yield from _table(
         ["", "judged", "agreement", "gold", "s/task", "quick", "first", "longer", "drift", "qualified"],
-        [_annotator_cells(found) for found in findings.annotators],
+        [_annotator_cells(quality) for quality in findings.annotators],
     )
-    for found in findings.annotators:
-        if found.unqualified_because:
-            yield f"  {found.annotator}: {'; '.join(found.unqualified_because)}."
-        if found.leans_to_position:
-            yield f"  {found.annotator} leans to a position: the first won {estimate_words(found.first_frac)}."
+    for quality in findings.annotators:
+        if quality.unqualified_because:
+            yield f"  {quality.annotator}: {'; '.join(quality.unqualified_because)}."
+        if quality.leans_to_position:
+            yield f"  {quality.annotator} leans to a position: the first won {estimate_words(quality.first_frac)}."
     yield (
         "  agreement: with the majority of the others; quick: share under "
         f"{findings.rules.too_quick_seconds:g} s; first, longer: share won by what stood first, by the longer text; drift: "
@@ -214,27 +214,29 @@ def _lines(findings: Findings) -> Iterator[str]:
         yield from _question_lines(question)
 
 
-def _question_lines(found: QuestionAgreement) -> Iterator[str]:
-    yield f"Agreement on {found.question.name}: {found.num_compared} of {counted(found.num_items, 'item')} judged by two or more"
-    if not found.num_compared:
+def _question_lines(agreement: QuestionAgreement) -> Iterator[str]:
+    yield f"Agreement on {agreement.question.name}: {agreement.num_compared} of {counted(agreement.num_items, 'item')} judged by two or more"
+    if not agreement.num_compared:
         return
-    metric = "ordinal" if found.question.is_ordered else "nominal"
-    yield f"  Krippendorff's alpha ({metric})  {estimate_words(found.alpha)}  {alpha_words(found)}"
-    fleiss = estimate_words(found.fleiss) if found.fleiss.measured else f"not measured: {found.fleiss.reason}"
+    metric = "ordinal" if agreement.question.is_ordered else "nominal"
+    yield f"  Krippendorff's alpha ({metric})  {estimate_words(agreement.alpha)}  {alpha_words(agreement)}"
+    fleiss = (
+        estimate_words(agreement.fleiss) if agreement.fleiss.measured else f"not measured: {agreement.fleiss.reason}"
+    )
     yield f"  Fleiss' kappa  {fleiss}"
-    yield f"  equal answers  {estimate_words(found.same)}"
-    weighted = ", weighted" if found.question.is_ordered else ""
-    for pair in islice(found.pairs, MAX_PAIRS_SHOWN):
+    yield f"  equal answers  {estimate_words(agreement.same)}"
+    weighted = ", weighted" if agreement.question.is_ordered else ""
+    for pair in islice(agreement.pairs, MAX_PAIRS_SHOWN):
         words = estimate_words(pair.kappa) if pair.kappa.measured else "not measured"
         words += f" ({pair.kappa.reason})" if pair.kappa.reason else ""
         yield f"  Cohen's kappa{weighted}, {pair.first} and {pair.second}  {words}  on {counted(pair.kappa.n, 'task')}"
-    if len(found.pairs) > MAX_PAIRS_SHOWN:
-        yield f"  and {len(found.pairs) - MAX_PAIRS_SHOWN} more pairs (--json has them)"
-    if not found.pairs:
+    if len(agreement.pairs) > MAX_PAIRS_SHOWN:
+        yield f"  and {len(agreement.pairs) - MAX_PAIRS_SHOWN} more pairs (--json has them)"
+    if not agreement.pairs:
         yield f"  Cohen's kappa  not measured: no two annotators share {MIN_SHARED} tasks"
-    if found.divided:
+    if agreement.divided:
         yield "  Most divided:"
-        yield from (f"    {divided_words(item)}" for item in found.divided)
+        yield from (f"    {divided_words(item)}" for item in agreement.divided)
 
 
 def _annotator_cells(annotator_quality: AnnotatorQuality) -> list[str]:
@@ -263,17 +265,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cells).rstrip()
 
 
-def _annotator_dict(found: AnnotatorQuality) -> dict[str, Any]:
+def _annotator_dict(quality: AnnotatorQuality) -> dict[str, Any]:
     return {
-        "annotator": str(found.annotator),
-        "num_judgments": found.num_judgments,
-        "agreement": found.agreement.to_dict(),
-        "gold_accuracy": found.gold_accuracy.to_dict(),
-        "median_seconds": finite_or_none(found.seconds),
-        "too_quick_frac": finite_or_none(found.too_quick_frac),
-        "first_frac": found.first_frac.to_dict(),
-        "longer_frac": found.longer_frac.to_dict(),
-        "drift": found.drift.to_dict(),
-        "qualified": found.qualified,
-        "unqualified_because": list(found.unqualified_because),
+        "annotator": str(quality.annotator),
+        "num_judgments": quality.num_judgments,
+        "agreement": quality.agreement.to_dict(),
+        "gold_accuracy": quality.gold_accuracy.to_dict(),
+        "median_seconds": finite_or_none(quality.seconds),
+        "too_quick_frac": finite_or_none(quality.too_quick_frac),
+        "first_frac": quality.first_frac.to_dict(),
+        "longer_frac": quality.longer_frac.to_dict(),
+        "drift": quality.drift.to_dict(),
+        "qualified": quality.qualified,
+        "unqualified_because": list(quality.unqualified_because),
     }

@@ -138,7 +138,7 @@ class Findings:
     @property
     def qualified(self) -> list[str]:
         """Names of those who meet every rule."""
-        return [str(found.annotator) for found in self.annotators if found.qualified]
+        return [str(quality.annotator) for quality in self.annotators if quality.qualified]
 
 
 def findings_of(
@@ -265,15 +265,15 @@ def _pairs(labels: Labels, question: Question, *, seed: int, resamples: int) -> 
     }
     most = sorted((pair for pair, count in shared.items() if count >= MIN_SHARED), key=lambda pair: -shared[pair])
     kappa = partial(cohen_kappa, weights="quadratic" if question.is_ordered else "none")
-    found = []
+    pairs = []
     for first, second in most[:MAX_PAIRS]:
         mine = labels.items[labels.annotators == labels.annotator_names.index(first)].tolist()
         both = [labels.item_names[item] for item in mine if item in items[second]]
         tables = _by_task(contingencies(labels, first, second), both)
         own = derive_seed(seed, "cohen", str(first), str(second))
         estimate = agreement_estimate(tables, kappa, seed=own, resamples=resamples)
-        found.append(PairAgreement(first=str(first), second=str(second), kappa=estimate))
-    return found
+        pairs.append(PairAgreement(first=str(first), second=str(second), kappa=estimate))
+    return pairs
 
 
 def _divided(question: Question, answers: Sequence[Answer]) -> list[DividedItem]:
@@ -288,17 +288,17 @@ def _divided(question: Question, answers: Sequence[Answer]) -> list[DividedItem]
             return ((place[one.value] - place[other.value]) / longest) ** 2
         return float(one.value != other.value)
 
-    found = []
+    divided = []
     for given in by_item.values():
         distances = [distance(*pair) for pair in combinations(given, 2)]
         if any(distances):
-            found.append(
+            divided.append(
                 DividedItem(
                     task=given[0].task, part=given[0].part, answers={a.annotator: a.value for a in given},
                     disagreement=sum(distances) / len(distances),
                 )
             )  # fmt: skip
-    return sorted(found, key=lambda item: (-item.disagreement, -len(item.answers)))[:MAX_DIVIDED]
+    return sorted(divided, key=lambda item: (-item.disagreement, -len(item.answers)))[:MAX_DIVIDED]
 
 
 def _first_frac(verdicts: Sequence[Verdict]) -> Estimate:
@@ -324,7 +324,7 @@ def _notes(coverage: Coverage, agreement: Sequence[QuestionAgreement], verdicts:
         )
     if not coverage.num_judgments:
         return [*notes, "Nothing was judged yet."]
-    if not any(found.num_compared for found in agreement):
+    if not any(question.num_compared for question in agreement):
         notes.append(f"No task was judged by two people, so agreement can't be measured; {_why_alone(coverage)}.")
     if not any(verdict.gold is not None for verdict in verdicts):
         notes.append(_why_no_gold(coverage))

@@ -102,15 +102,15 @@ def crowd_bradley_terry(
     a, b = reliability_prior
     num = len(crowd.names)
     start = np.concatenate([np.zeros(num), np.full(len(crowd.people), math.log((a - 1) / (b - 1)))])
-    found = minimize(
+    fit = minimize(
         crowd.loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-14, "gtol": 1e-9}
     )
-    eta = dict(zip(crowd.people, expit(found.x[num:]).tolist(), strict=True))
+    eta = dict(zip(crowd.people, expit(fit.x[num:]).tolist(), strict=True))
     return Strengths(
-        dict(zip(crowd.names, (found.x[:num] - found.x[:num].mean()).tolist(), strict=True)),
+        dict(zip(crowd.names, (fit.x[:num] - fit.x[:num].mean()).tolist(), strict=True)),
         eta,
-        -crowd.log_likelihood(found.x)[0] / len(comparisons),
-        crowd.reliability_intervals(found.x) if with_intervals else {},
+        -crowd.log_likelihood(fit.x)[0] / len(comparisons),
+        crowd.reliability_intervals(fit.x) if with_intervals else {},
     )
 
 
@@ -198,13 +198,13 @@ class _Crowd:
         eta = expit(logits)
         known_before = (sum(self.reliability_prior) - 2) * eta * (1 - eta)
         reach = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * np.sqrt(np.abs(variance))
-        found: dict[Hashable, Estimate] = {}
+        intervals: dict[Hashable, Estimate] = {}
         for place, name in enumerate(self.people):
             if not 0 < variance[place] * known_before[place] <= 1 - MIN_INFORMED:
-                found[name] = Estimate.missing(
+                intervals[name] = Estimate.missing(
                     "the judgments say too little of it; let several people judge the same prompts", n=int(made[place])
                 )
                 continue
             low, high = expit(logits[place] - reach[place]), expit(logits[place] + reach[place])
-            found[name] = Estimate(value=float(eta[place]), low=float(low), high=float(high), n=int(made[place]))
-        return found
+            intervals[name] = Estimate(value=float(eta[place]), low=float(low), high=float(high), n=int(made[place]))
+        return intervals

@@ -103,11 +103,11 @@ def tempered_dawid_skene(
     Raises:
         ConfigError: Smoothing or the prior is negative.
     """
-    found = dawid_skene(labels, smoothing=smoothing, right_prior=right_prior)
+    fitted = dawid_skene(labels, smoothing=smoothing, right_prior=right_prior)
     counts = labels.counts().sum(1)
     if (counts >= 3).sum() < MIN_ITEMS:
         few = f"it takes {MIN_ITEMS} items with three judgments or more, and there {_are((counts >= 3).sum())}"
-        return found, Tempering(reason=few)
+        return fitted, Tempering(reason=few)
     folds = _folds(labels, seed)
     parts = [_held_out(labels, folds == fold, smoothing, right_prior) for fold in range(NUM_FOLDS)]
     shares = labels.counts().sum(0) / len(labels.items)
@@ -123,26 +123,26 @@ def tempered_dawid_skene(
         bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-3},
     )  # fmt: skip
     if before - best.fun < MIN_GAIN:
-        return found, Tempering(num_held_out=num, before=before / num, after=before / num)
+        return fitted, Tempering(num_held_out=num, before=before / num, after=before / num)
     tempering = Tempering(correlation=float(best.x), num_held_out=num, before=before / num, after=float(best.fun) / num)
-    return replace(found, probabilities=_tempered(found, counts, tempering.correlation)), tempering
+    return replace(fitted, probabilities=_tempered(fitted, counts, tempering.correlation)), tempering
 
 
 def _are(number: int) -> str:
     return "is none" if number == 0 else f"{'is' if number == 1 else 'are'} {number}"
 
 
-def _tempered(found: DawidSkene, counts: Array, correlation: float) -> Array:
+def _tempered(fitted: DawidSkene, counts: Array, correlation: float) -> Array:
     """[items, k]: the evidence of an item's judgments counts by one over its temperature; the prior counts fully."""
     temperature = 1 + np.maximum(counts - 1, 0) * correlation
-    return posterior(found.prior, found.evidence / temperature[:, None])
+    return posterior(fitted.prior, fitted.evidence / temperature[:, None])
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldOut:
     """Judgments that were held out together, and what was learned from the others."""
 
-    found: DawidSkene
+    fitted: DawidSkene
     counts: Array
     """[items] judgments that are left of each."""
     items: NDArray[np.int64]
@@ -154,7 +154,7 @@ class _HeldOut:
 
     def likelihoods(self, correlation: float) -> Array:
         """[n] of the held-out judgments, without a slip."""
-        truth = _tempered(self.found, self.counts, correlation)[self.items]
+        truth = _tempered(self.fitted, self.counts, correlation)[self.items]
         return np.asarray((truth * self.answers).sum(1))
 
 
@@ -163,19 +163,19 @@ def _least_loss(likelihoods: Array, by_chance: Array) -> float:
     slip, mixed = 0.05, likelihoods
     for _ in range(MAX_ROUNDS):  # expectation maximization of one weight: each round is an improvement
         mixed = (1 - slip) * likelihoods + slip * by_chance
-        found = float(np.mean(slip * by_chance / mixed))
-        if abs(found - slip) < 1e-5:
+        following = float(np.mean(slip * by_chance / mixed))
+        if abs(following - slip) < 1e-5:
             break
-        slip = found
+        slip = following
     return -float(np.log(mixed).sum())
 
 
 def _held_out(labels: Labels, out: NDArray[np.bool_], smoothing: float, right_prior: float) -> _HeldOut:
-    found = dawid_skene(_only(labels, ~out), smoothing=smoothing, right_prior=right_prior, tolerance=1e-5)
+    fitted = dawid_skene(_only(labels, ~out), smoothing=smoothing, right_prior=right_prior, tolerance=1e-5)
     counts = np.bincount(labels.items[~out], minlength=len(labels.item_names)).astype(float)
     covered = out & (counts[labels.items] > 0)  # of an item of which nothing is left, nothing is predicted
-    answers = found.confusion[labels.annotators[covered], :, labels.values[covered]]
-    return _HeldOut(found, counts, labels.items[covered], labels.values[covered], answers)
+    answers = fitted.confusion[labels.annotators[covered], :, labels.values[covered]]
+    return _HeldOut(fitted, counts, labels.items[covered], labels.values[covered], answers)
 
 
 def _only(labels: Labels, kept: NDArray[np.bool_]) -> Labels:

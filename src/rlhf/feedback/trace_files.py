@@ -105,7 +105,7 @@ def traces_of_file(file: Path) -> list[Trace]:
         pass
     if not file.is_file() or ".jsonl" not in file.suffixes:
         return []
-    found: set[Trace] = set()
+    traces: set[Trace] = set()
     with open_bytes(file) as lines:
         for line in lines:
             if MARK not in line:
@@ -115,5 +115,5 @@ def traces_of_file(file: Path) -> list[Trace]:
             except ValueError:
                 continue
             if isinstance(row, Mapping):
-                found.update(traces_in([row]))
-    return sorted(found)
+                traces.update(traces_in([row]))
+    return sorted(traces)

@@ -71,15 +71,15 @@ class TraceItems(SourceItems):
 
     def lines(self) -> list[str]:
         """What an import says of them, besides how many there are."""
-        found = []
+        lines = []
         if self.num_pairs_of_thumbs:
-            found.append(
+            lines.append(
                 f"{counted(self.num_pairs_of_thumbs, 'pair')} made of two thumbs of one user on two answers to one question."
             )
         if self.num_cut_comments:
-            found.append(f"{counted(self.num_cut_comments, 'comment')} cut after {MAX_TEXT:,} characters.")
-        found += [f"personal data, {line}" for line in self.findings.lines()]
-        return found
+            lines.append(f"{counted(self.num_cut_comments, 'comment')} cut after {MAX_TEXT:,} characters.")
+        lines += [f"personal data, {line}" for line in self.findings.lines()]
+        return lines
 
 
 def pseudonyms(key: bytes) -> Pseudonym:
@@ -141,20 +141,20 @@ def read_traces(
         with reading.one(one.where, f"a record of {name!r}"):
             made.append((one.where, _item(_guarded(one, guard), name, pseudonym, batch)))
     guard.check()
-    found = TraceItems(merged(made), reading.bad_rows, reading.no_rows, guard.findings, len(pairs))
-    found.num_cut_comments = sum(len(one.comment) > MAX_TEXT for one in opinions)
-    if not found.items:
-        raise DataError(_nothing(sources, name, found))
-    return found
+    trace_items = TraceItems(merged(made), reading.bad_rows, reading.no_rows, guard.findings, len(pairs))
+    trace_items.num_cut_comments = sum(len(one.comment) > MAX_TEXT for one in opinions)
+    if not trace_items.items:
+        raise DataError(_nothing(sources, name, trace_items))
+    return trace_items
 
 
-def _nothing(sources: Sequence[str | Path], name: str, found: TraceItems) -> str:
-    rows = [*found.no_rows, *found.left_out]
+def _nothing(sources: Sequence[str | Path], name: str, trace_items: TraceItems) -> str:
+    rows = [*trace_items.no_rows, *trace_items.left_out]
     first = f" The first: {rows[0].where}: {rows[0].reason}." if rows else ""
     label = " --label-field PATH names a field that says good or bad." if name in ("hf-traces", "atif") else ""
     return (
-        f"{', '.join(map(str, sources))}: nothing becomes a row as {name!r}; {counted(len(found.left_out), 'bad row')}, "
-        f"{counted(len(found.no_rows), 'record')} without one.{first.replace('..', '.')}{label}"
+        f"{', '.join(map(str, sources))}: nothing becomes a row as {name!r}; {counted(len(trace_items.left_out), 'bad row')}, "
+        f"{counted(len(trace_items.no_rows), 'record')} without one.{first.replace('..', '.')}{label}"
     )
 
 

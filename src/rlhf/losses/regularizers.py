@@ -118,14 +118,14 @@ class DiagonalFisher:
         """
         weights = [parameters[name] for name in self._totals]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-        found = {name: grad for name, grad in zip(self._totals, gradients, strict=True) if grad is not None}
-        for name, gradient in found.items():
+        by_name = {name: grad for name, grad in zip(self._totals, gradients, strict=True) if grad is not None}
+        for name, gradient in by_name.items():
             if not bool(gradient.isfinite().all()):
                 raise TrainingError(
                     f"Row {self.num_rows} of the Fisher information has a gradient for {name} that is not finite, from "
                     f"a loss of {loss.item():g}; leave the row out, or compute in float32."
                 )
-        for name, gradient in found.items():
+        for name, gradient in by_name.items():
             total = self._totals[name]
             total.add_(gradient.detach().to(total.dtype).square())
         self.num_rows += 1
@@ -230,11 +230,11 @@ def _half_squares(
 def _check_names(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
     """Every name and shape of the first is in the second: nothing is skipped, nothing broadcasts."""
     for name, tensor in wanted.items():
-        found = given.get(name)
-        if found is None or found.shape != tensor.shape:
+        tensor_given = given.get(name)
+        if tensor_given is None or tensor_given.shape != tensor.shape:
             raise ConfigError(
                 f"{name} of shape {list(tensor.shape)} is not among the {what}: got "
-                f"{'nothing of this name' if found is None else f'shape {list(found.shape)}'}. Take both from one model."
+                f"{'nothing of this name' if tensor_given is None else f'shape {list(tensor_given.shape)}'}. Take both from one model."
             )
 
 

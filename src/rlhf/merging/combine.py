@@ -18,7 +18,7 @@ Surveyed = Mapping[str, Mapping[str, float]]
 """Keyword -> model -> value."""
 
 
-def merged_tensor(plan: MergePlan, task: TensorTask, found: Surveyed, files: Files) -> tuple[Tensor, dict[str, Any]]:
+def merged_tensor(plan: MergePlan, task: TensorTask, surveyed: Surveyed, files: Files) -> tuple[Tensor, dict[str, Any]]:
     """A task's tensor in its final type, and its row of the report.
 
     Raises:
@@ -42,7 +42,7 @@ def merged_tensor(plan: MergePlan, task: TensorTask, found: Surveyed, files: Fil
         row["norm"] = norms
     tensors = [inputs[label] for label in task.models]
     settings = dict(task.settings) | {
-        keyword: [values[label] for label in task.models] for keyword, values in found.items()
+        keyword: [values[label] for label in task.models] for keyword, values in surveyed.items()
     }
     result, notes = called(
         plan.method, plan.config.merge_method, tensors, base, settings, name=task.name, models=task.models, seed=plan.config.seed
@@ -106,11 +106,11 @@ def survey(plan: MergePlan, files: Files) -> Surveyed:
 
     each = {p.keyword for p in plan.method.parameters.values() if p.each}
     settings |= {key: [settings[key]] * len(models) for key in each if not isinstance(settings[key], list)}
-    found = plan.method.survey(settings, Deltas())
-    if found and any(
+    by_keyword = plan.method.survey(settings, Deltas())
+    if by_keyword and any(
         task.models != models or task.settings.get("density") != tasks[0].settings.get("density") for task in tasks
     ):
         raise ConfigError(
             "parameters.density: what is asked of whole models takes one value for all tensors, no gradient, filter or slices."
         )
-    return {keyword: dict(zip(models, values, strict=True)) for keyword, values in found.items()}
+    return {keyword: dict(zip(models, values, strict=True)) for keyword, values in by_keyword.items()}

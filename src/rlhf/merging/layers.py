@@ -36,10 +36,12 @@ class Place:
 
 def place_of(name: str) -> Place:
     """The place that a name tells; the first number counts."""
-    found = NUMBERED.match(name)
-    if found is None:
+    numbered = NUMBERED.match(name)
+    if numbered is None:
         return Place(None, None, name)
-    stack, number, rest = (found[1], found[2], found[3]) if found[2] is not None else ("", found[4], found[5])
+    stack, number, rest = (
+        (numbered[1], numbered[2], numbered[3]) if numbered[2] is not None else ("", numbered[4], numbered[5])
+    )
     return Place(stack, int(number), rest)
 
 

@@ -96,8 +96,8 @@ class Adapter:
         pairs: dict[str, dict[str, TensorPlace]] = {}
         replaced = {}
         for name, place in read_header(folder / WEIGHTS).items():
-            found = PART.match(name.removeprefix(PREFIX))
-            if found is None:
+            part = PART.match(name.removeprefix(PREFIX))
+            if part is None:
                 whole = name.removeprefix(PREFIX).replace(".modules_to_save", "").replace(".base_layer", "")
                 if "lora_" in name or not _may_be_whole(whole, config):
                     raise ModelError(
@@ -105,7 +105,7 @@ class Adapter:
                     )
                 replaced[whole] = place
                 continue
-            pairs.setdefault(found["module"], {})[found["side"] + (found["embedding"] or "")] = place
+            pairs.setdefault(part["module"], {})[part["side"] + (part["embedding"] or "")] = place
         low_rank = {f"{module}.weight": _low_rank(folder, module, pair, config) for module, pair in pairs.items()}
         return cls(folder, config, low_rank, replaced)
 

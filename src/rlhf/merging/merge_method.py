@@ -91,7 +91,7 @@ class MergeMethod:
         Raises:
             ConfigError: The function has not the form of a method.
         """
-        found = {}
+        parameters = {}
         name = getattr(self.function, "__name__", repr(self.function))
         hints = typing.get_type_hints(self.function)
         signature = inspect.signature(self.function)
@@ -106,8 +106,8 @@ class MergeMethod:
             )
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in (*GIVEN, *self.surveyed):
-                found[parameter.name.removesuffix("_")] = self._read(name, parameter, hints.get(parameter.name))
-        return found
+                parameters[parameter.name.removesuffix("_")] = self._read(name, parameter, hints.get(parameter.name))
+        return parameters
 
     @cached_property
     def surveyed(self) -> tuple[str, ...]:

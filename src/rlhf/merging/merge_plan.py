@@ -381,13 +381,13 @@ def _of_layer(parent: Parent, name: str, layer: int, otherwise: list[Any]) -> An
 
 def _widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     """The type that holds all; float32 where torch knows none, as of two kinds of 8 bits."""
-    found = dtypes[0]
+    widest = dtypes[0]
     for dtype in dtypes[1:]:
         try:
-            found = torch.promote_types(found, dtype)
+            widest = torch.promote_types(widest, dtype)
         except RuntimeError:
             return torch.float32
-    return found
+    return widest
 
 
 def _count(shape: Sequence[int]) -> int:

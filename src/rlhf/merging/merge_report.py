@@ -95,7 +95,7 @@ def by_layer(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(OTHER if row["layer"] is None else row["layer"], []).append(row)
-    found = []
+    layers = []
     for layer in sorted(groups, key=lambda name: (name == OTHER, name if name != OTHER else 0)):
         gathered: dict[str, Any] = {"layer": layer, "tensors": len(groups[layer])}
         for key in ("base_norm", "result_norm", "result_distance"):
@@ -112,13 +112,13 @@ def by_layer(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         conflict = _mean((row.get("sign_conflict"), row["shape"]) for row in groups[layer])
         if conflict is not None:
             gathered["sign_conflict"] = conflict
-        found.append(gathered)
-    return found
+        layers.append(gathered)
+    return layers
 
 
 def _models(rows: Iterable[Mapping[str, Any]], key: str) -> list[str] | None:
-    found = dict.fromkeys(model for row in rows if isinstance(row.get(key), Mapping) for model in row[key])
-    return list(found) or None
+    models = dict.fromkeys(model for row in rows if isinstance(row.get(key), Mapping) for model in row[key])
+    return list(models) or None
 
 
 def _norm(values: Iterable[float | None]) -> float | None:

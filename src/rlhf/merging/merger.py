@@ -180,8 +180,10 @@ class _Run:
         ):
             hashes = aside.submit(lambda: {file: sha256_once(file) for file in looks if not self._stop.is_set()})
             try:
-                found = survey(self._plan, files)
-                rows = [row for number in range(len(self._shards)) for row in self._shard(number, found, files, pool)]
+                surveyed = survey(self._plan, files)
+                rows = [
+                    row for number in range(len(self._shards)) for row in self._shard(number, surveyed, files, pool)
+                ]
                 digests = hashes.result()
             except BaseException:
                 self._stop.set()
@@ -198,7 +200,7 @@ class _Run:
         return report
 
     def _shard(
-        self, number: int, found: Mapping[str, Mapping[str, float]], files: Files, pool: ThreadPoolExecutor
+        self, number: int, surveyed: Mapping[str, Mapping[str, float]], files: Files, pool: ThreadPoolExecutor
     ) -> list[dict[str, Any]]:
         """Numbers of a shard's tensors, which are on the disk then."""
         shard = self._shards[number]
@@ -220,7 +222,7 @@ class _Run:
                     raise ModelError("The merge was stopped.")
                 with self._budget.taken(cost := _cost(task)):
                     torch.set_num_threads(self._threads if 2 * cost > self._budget.total else 1)
-                    tensor, row = merged_tensor(self._plan, task, found, files)
+                    tensor, row = merged_tensor(self._plan, task, surveyed, files)
                     write_tensor(handle, places[task.name], tensor)
                 self._tell(1)
                 return row
@@ -335,5 +337,5 @@ def _key_in(path: Path) -> str | None:
 
 
 def _look(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns

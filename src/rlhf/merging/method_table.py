@@ -51,8 +51,8 @@ def method_named(name: str) -> MergeMethod:
         ConfigError: A user's module can't be imported, or has no such function.
     """
     text = name if ":" in name else look_up(METHODS, name, kind="merge method")
-    found = _found(text)
-    method = found if isinstance(found, MergeMethod) else MergeMethod(found, title=text)
+    entry = _imported(text)
+    method = entry if isinstance(entry, MergeMethod) else MergeMethod(entry, title=text)
     _ = method.parameters  # says what is wrong with its form
     return method
 
@@ -66,13 +66,13 @@ def code_of(name: str) -> str:
     """Hash of the file that a user's method is in; empty for the table's."""
     if ":" not in name:
         return ""
-    found = _found(name)
-    function = found.function if isinstance(found, MergeMethod) else found
+    entry = _imported(name)
+    function = entry.function if isinstance(entry, MergeMethod) else entry
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None) or name.rpartition(":")[0]
     return sha256(file)[:16] if Path(file).is_file() else ""
 
 
-def _found(text: str) -> Any:
+def _imported(text: str) -> Any:
     source, _, attribute = text.rpartition(":")
     try:
         module = _of_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)

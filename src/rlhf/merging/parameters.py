@@ -56,11 +56,11 @@ def resolved(parameter: Parameter, levels: Levels, *, name: str, at: float, of: 
         if level is None or parameter.name not in level:
             continue
         try:
-            found = value_of(level[parameter.name], parameter, name=name, at=at)
+            value = value_of(level[parameter.name], parameter, name=name, at=at)
         except ValueError as err:
             raise ConfigError(f"parameters.{parameter.name}{of}: {err}.") from None
-        if found is not None:
-            return found
+        if value is not None:
+            return value
     if parameter.required:
         raise ConfigError(
             f"parameters.{parameter.name} is missing{of} for the tensor {name}; the merge method has no default for it. Give it below the "
@@ -89,16 +89,16 @@ def settings_for(
     Raises:
         ConfigError: One is missing, or has the wrong type.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for parameter in method.parameters.values():
         if not parameter.each:
-            found[parameter.keyword] = resolved(parameter, above, name=name, at=at, of="")
+            settings[parameter.keyword] = resolved(parameter, above, name=name, at=at, of="")
             continue
         values = [
             resolved(parameter, (own, *above), name=tensor, at=at, of=f" of {model}") for model, tensor, own in sources
         ]
-        found[parameter.keyword] = None if all(value is None for value in values) else values
-    return found
+        settings[parameter.keyword] = None if all(value is None for value in values) else values
+    return settings
 
 
 def check_names(method: MergeMethod, name: str, levels: Levels) -> list[str]:

@@ -66,11 +66,11 @@ class Parent:
     @cached_property
     def stacks(self) -> dict[str, int]:
         """Stack of layers -> how many, the main one first."""
-        found = stacks(self.places)
+        counts = stacks(self.places)
         key = count_key(self.text_config)
         wanted = self.text_config[key] if key else None
-        fitting = [stack for stack, count in found.items() if count == wanted]
-        return {stack: found[stack] for stack in (*fitting, *(s for s in found if s not in fitting))}
+        fitting = [stack for stack, count in counts.items() if count == wanted]
+        return {stack: counts[stack] for stack in (*fitting, *(s for s in counts if s not in fitting))}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -96,13 +96,13 @@ class Parent:
         Raises:
             ModelError: It holds NaN or infinity, or its file is damaged.
         """
-        found = files.read(self.places[name])
-        if not found.is_floating_point():
-            return found
-        found = found.to(dtype)
+        tensor = files.read(self.places[name])
+        if not tensor.is_floating_point():
+            return tensor
+        tensor = tensor.to(dtype)
         for adapter in self.adapters:
-            found = adapter.applied(name, found, files)
-        return found
+            tensor = adapter.applied(name, tensor, files)
+        return tensor
 
     def files(self) -> list[Path]:
         """All files of weights, and what says how they are used."""
@@ -178,9 +178,9 @@ def base_of(folder: Path) -> Path:
     base = relative if name.startswith(".") and relative.is_dir() else find_folder(name)
     record = folder / "rlhf_base.json"
     expected = read_json(record).get("weights_sha256") if record.is_file() else None
-    if expected is not None and (found := _weights_hash(base)) != expected:
+    if expected is not None and (weights := _weights_hash(base)) != expected:
         raise ModelError(
-            f"{folder} is an adapter of other weights than {base} holds now: their hash is {found[:16]}, and {record.name} expects "
+            f"{folder} is an adapter of other weights than {base} holds now: their hash is {weights[:16]}, and {record.name} expects "
             f"{str(expected)[:16]}. Name the base that it was trained on as base_model_name_or_path in {folder / ADAPTER_FILE}."
         )
     return base

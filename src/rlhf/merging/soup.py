@@ -111,11 +111,11 @@ class ModelSoup:
             if candidate.is_dir():
                 delete(candidate)
         self._average(kept, folder)
-        found = GreedySoup(folder, best, tuple(kept), tuple(trials))
+        soup = GreedySoup(folder, best, tuple(kept), tuple(trials))
         write_json(
             folder / SOUP_FILE, {"score": best, "ingredients": kept, "trials": [asdict(trial) for trial in trials]}
         )
-        return found
+        return soup
 
     def _average(self, models: Sequence[str], folder: Path) -> MergeReport:
         return ModelMerger(_mean_of(models), threads=self.threads).merge(folder)

@@ -41,13 +41,13 @@ def magnitude_thresholds(deltas: Iterable[list[Tensor]], densities: Sequence[flo
             bits = _bits(tensor)
             inside = bits[(bits >> HALF) == upper[place][0]]
             lower[place] += torch.bincount(inside & (BINS - 1), minlength=BINS)
-    found = []
+    thresholds = []
     for place, density in enumerate(densities):
         at, above = upper[place]
         low, _ = _bin_of(lower[place], wanted[place] - above)
         value = float(torch.tensor([(at << HALF) + low], dtype=torch.int32).view(torch.float32)[0])
-        found.append(float("inf") if density <= 0 else 0.0 if density >= 1 else value)
-    return found
+        thresholds.append(float("inf") if density <= 0 else 0.0 if density >= 1 else value)
+    return thresholds
 
 
 def _bits(tensor: Tensor) -> Tensor:

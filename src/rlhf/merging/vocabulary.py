@@ -220,7 +220,7 @@ def joined_vocabulary(config: MergeConfig, parents: Mapping[str, Parent]) -> Voc
             tokenizer.add_tokens(token)
     tokens = dict(tokenizer.get_vocab())
     multiple = settings.pad_to_multiple_of or 1
-    found = Vocabulary(
+    vocabulary = Vocabulary(
         tokenizer=tokenizer, tokens=tokens, rows={label: _rows(tokens, own[label], sizes[label]) for label in parents},
         size=-(-len(tokens) // multiple) * multiple, settings=chosen, own_tokens=own,
     )  # fmt: skip
@@ -234,8 +234,8 @@ def joined_vocabulary(config: MergeConfig, parents: Mapping[str, Parent]) -> Voc
             raise ModelError(
                 f"tokenizer.tokens: {token!r} takes its embedding from {model.text}, which is not merged.{hint}"
             )
-    found.lines = _lines(found, own, sizes)
-    return found
+    vocabulary.lines = _lines(vocabulary, own, sizes)
+    return vocabulary
 
 
 def _rows_of(parent: Parent) -> int:
@@ -244,17 +244,17 @@ def _rows_of(parent: Parent) -> int:
 
 
 def _rows(tokens: Mapping[str, int], own: Mapping[str, int], size: int) -> Tensor:
-    found = torch.full((len(tokens),), -1, dtype=torch.int64)
+    numbers = torch.full((len(tokens),), -1, dtype=torch.int64)
     for token, number in tokens.items():
         row = own.get(token, -1)
-        found[number] = row if row < size else -1
-    return found
+        numbers[number] = row if row < size else -1
+    return numbers
 
 
-def _lines(found: Vocabulary, own: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int]) -> list[str]:
+def _lines(vocabulary: Vocabulary, own: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int]) -> list[str]:
     lines = []
     for label, tokens in own.items():
-        lost = sorted(token for token in tokens if token not in found.tokens)
+        lost = sorted(token for token in tokens if token not in vocabulary.tokens)
         if lost:
             shown = ", ".join(map(repr, lost[:SHOWN]))
             lines.append(
@@ -270,9 +270,11 @@ def _lines(found: Vocabulary, own: Mapping[str, Mapping[str, int]], sizes: Mappi
                 f"{label}: {beyond} of its tokens have no row in its embedding, and take those of other models, or zeros"
             )
     nobody = [
-        token for token, number in found.tokens.items() if all(int(rows[number]) < 0 for rows in found.rows.values())
+        token
+        for token, number in vocabulary.tokens.items()
+        if all(int(rows[number]) < 0 for rows in vocabulary.rows.values())
     ]
-    unset = [token for token in nobody if token not in found.settings or found.settings[token].source is None]
+    unset = [token for token in nobody if token not in vocabulary.settings or vocabulary.settings[token].source is None]
     if unset:
         lines.append(
             f"{len(unset)} tokens are in no model, and their rows are zeros: {', '.join(map(repr, unset[:SHOWN]))}"
@@ -309,15 +311,15 @@ def chat_template(wanted: str | None, parents: Sequence[Parent]) -> str | None:
     """The template that the file gives; for ``auto`` the most frequent of the models'."""
     if wanted != "auto":
         return wanted
-    found: Counter[str] = Counter()
+    templates: Counter[str] = Counter()
     for parent in parents:
         if (parent.folder / "chat_template.jinja").is_file():
-            found[(parent.folder / "chat_template.jinja").read_text(encoding="utf-8").strip()] += 1
+            templates[(parent.folder / "chat_template.jinja").read_text(encoding="utf-8").strip()] += 1
             continue
         with contextlib.suppress(OSError, ValueError):
             template = json.loads((parent.folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(
                 "chat_template"
             )
             if isinstance(template, str) and template.strip():
-                found[template.strip()] += 1
-    return found.most_common(1)[0][0] if found else None
+                templates[template.strip()] += 1
+    return templates.most_common(1)[0][0] if templates else None

@@ -42,9 +42,9 @@ def adapter_base(source: str) -> str:
             f"as base_model_name_or_path in {folder / ADAPTER_FILE}."
         ) from None
     expected = expected_weights(folder)
-    if expected is not None and Path(base).is_dir() and (found := weights_hash(Path(base))) != expected:
+    if expected is not None and Path(base).is_dir() and (weights := weights_hash(Path(base))) != expected:
         raise ModelError(
-            f"{source} is an adapter of other weights than {base} holds now: their hash is {found[:16]}, and {BASE_FILE} expects "
+            f"{source} is an adapter of other weights than {base} holds now: their hash is {weights[:16]}, and {BASE_FILE} expects "
             f"{expected[:16]}. Put the base that it was trained on there, name its place as base_model_name_or_path in {ADAPTER_FILE}, "
             f"or train the adapter again."
         )

@@ -67,15 +67,15 @@ class Bucket:
 
     def mask(self, window: int | None, chunk: int | None) -> Tensor:
         """bool [B, 1, Q, K]: causal by position, inside the window and the chunk."""
-        found = self.masks.get((window, chunk))
-        if found is None:
-            found = self.key_positions <= self.query_positions
+        mask = self.masks.get((window, chunk))
+        if mask is None:
+            mask = self.key_positions <= self.query_positions
             if window is not None:
-                found &= self.key_positions > self.query_positions - window
+                mask &= self.key_positions > self.query_positions - window
             if chunk is not None:
-                found &= self.key_positions // chunk == self.query_positions // chunk
-            self.masks[window, chunk] = found
-        return found
+                mask &= self.key_positions // chunk == self.query_positions // chunk
+            self.masks[window, chunk] = mask
+        return mask
 
 
 def build_buckets(batch: PackedBatch) -> tuple[list[Bucket], Tensor]:

@@ -155,8 +155,8 @@ def check_tokenizer_folder(folder: Path, *, trust_remote_code: bool) -> None:
         if name == "tokenizer.json" and not isinstance(settings.get("model"), Mapping):
             raise ModelError(f"{folder / name} holds no `model`, so it is not a tokenizer. {SAVE_AGAIN}")
     known = ("tokenizer*", "*.model", "vocab.*", "*.tiktoken", "spiece.*", "tekken.json")
-    found = {path.name for pattern in known for path in folder.glob(pattern)} - {"tokenizer_config.json"}
-    if not found:
+    files = {path.name for pattern in known for path in folder.glob(pattern)} - {"tokenizer_config.json"}
+    if not files:
         raise ModelError(
             f"{folder} holds no tokenizer: there is no tokenizer.json (or vocabulary of another kind) in it. Save the "
             f"tokenizer with the model, or set `tokenizer: FOLDER` next to `path:`."
@@ -255,12 +255,12 @@ def _dtypes_in_pickle(path: Path) -> dict[str, str]:
     import torch
 
     try:
-        found = torch.load(path, map_location="meta", weights_only=True)
+        loaded = torch.load(path, map_location="meta", weights_only=True)
     except Exception:
         return {}
-    if not isinstance(found, Mapping):
+    if not isinstance(loaded, Mapping):
         return {}
-    tensors = {str(name): value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     return {
         name: f"F{8 * value.element_size()}" if value.is_floating_point() else str(value.dtype).removeprefix("torch.")
         for name, value in tensors.items()

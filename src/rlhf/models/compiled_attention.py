@@ -93,7 +93,7 @@ def _largest_gaps(width: int, value_width: int, dtype: torch.dtype) -> tuple[flo
     buckets = build_buckets(
         pack([Group([0] * 37, [Branch([0] * 40), Branch([0] * 9)]), Group([0] * 5, [Branch([0] * 70)])])
     )[0]
-    draw, found = torch.Generator().manual_seed(0), []
+    draw, outputs = torch.Generator().manual_seed(0), []
     with torch.enable_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         tensors = [
             torch.randn(161, heads, size, generator=draw).to(dtype)
@@ -106,8 +106,8 @@ def _largest_gaps(width: int, value_width: int, dtype: torch.dtype) -> tuple[flo
         ):
             q, k, v = (x.to(kind).requires_grad_() for x in tensors)
             out = attend(q, k, v, buckets, scaling=width**-0.5)
-            found.append([x.double() for x in (out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v)))])
-    true, *others = found
+            outputs.append([x.double() for x in (out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v)))])
+    true, *others = outputs
     ours, tiles = (
         float(torch.stack([((a - b).abs() / (1 + b.abs())).max() for a, b in zip(mine, true, strict=True)]).max())
         for mine in others

@@ -160,15 +160,15 @@ def distributions_of(teacher: object, batch: PackedBatch, *, temperature: float 
     model = _whole(teacher)
     off = model.adapter_off if isinstance(teacher, AdapterOffReference) else nullcontext
     with evaluating(model.model), off():
-        found = distributions(model, batch.to(model.device), temperature=temperature)
+        with_adapter = distributions(model, batch.to(model.device), temperature=temperature)
     if not isinstance(teacher, AdapterOffReference) or type(_head(model).module) is nn.Linear:
-        return found
+        return with_adapter
 
     def without_adapter(rows: Tensor) -> Tensor:
         with off():  # a tile is made again in the backward pass, long after this function has returned
-            return found.logits(rows)
+            return with_adapter.logits(rows)
 
-    return replace(found, logits=without_adapter)
+    return replace(with_adapter, logits=without_adapter)
 
 
 def frozen_head(policy: PolicyModel) -> OutputHead:

@@ -70,10 +70,10 @@ class TreeRows:
 
     def mask(self, window: int | None, chunk: int | None) -> BlockMask:
         """Which rows see which, and which blocks of rows have anything to do with each other."""
-        found = self.masks.get((window, chunk))
-        if found is None:
-            found = self.masks[window, chunk] = self._build_mask(window, chunk)
-        return found
+        mask = self.masks.get((window, chunk))
+        if mask is None:
+            mask = self.masks[window, chunk] = self._build_mask(window, chunk)
+        return mask
 
     def _build_mask(self, window: int | None, chunk: int | None) -> BlockMask:
         touched, full = touched_blocks(self.units, len(self.first), whole=window is None and chunk is None)
@@ -160,7 +160,7 @@ def flex_tree_attention(
     heads = [x.to(dtype).transpose(0, 1).unsqueeze(0) for x in (query, key, value)]
     for x in heads:
         torch._dynamo.mark_static(x, [0, 1, 3])  # of a model; the rows, its other size, are of a batch
-    found = _kernel(query.device.type)(
+    attended = _kernel(query.device.type)(
         *heads,
         score_mod=_capped(softcap, heads[0]) if softcap is not None else None,
         block_mask=rows.mask(window, chunk),
@@ -169,9 +169,9 @@ def flex_tree_attention(
         return_aux=AuxRequest(lse=True) if sinks is not None else None,
     )
     if sinks is None:
-        out: Tensor = found
+        out: Tensor = attended
     else:
-        whole, aux = found
+        whole, aux = attended
         kept = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype).view(1, -1, 1))
         out = (whole * kept.unsqueeze(-1)).to(dtype)
     return out[0].transpose(0, 1)

@@ -135,11 +135,11 @@ def largest_error(device: torch.device, dtype: torch.dtype, shape: tuple[int, in
         scores = query.transpose(0, 1) @ keys.mT * scaling
         return (scores.masked_fill(~_seen(batch.num_tokens, rows), -torch.inf).softmax(-1) @ values).transpose(0, 1)
 
-    found = _with_gradients(fused, [x.to(device) for x in drawn])
+    ours = _with_gradients(fused, [x.to(device) for x in drawn])
     truth = _with_gradients(plain, [x.double() for x in drawn])
     return max(
         float((mine.cpu().double() - true).abs().max() / true.abs().max())
-        for mine, true in zip(found, truth, strict=True)
+        for mine, true in zip(ours, truth, strict=True)
     )
 
 

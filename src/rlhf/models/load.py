@@ -150,10 +150,10 @@ def check_source(source: str, config: ModelConfig, *, language_model: bool) -> N
 
 def _check_fetched(source: str, revision: str | None) -> None:
     """Check files from the hub like ``check_source`` checks a folder's weights: floating-point numbers only."""
-    found = huggingface_hub.try_to_load_from_cache(source, CONFIG_FILE, revision=revision)
-    if isinstance(found, str):
-        check_not_quantized(Path(found), read_json(Path(found)))
-        for file in sorted(Path(found).parent.glob("*.safetensors")):
+    cached = huggingface_hub.try_to_load_from_cache(source, CONFIG_FILE, revision=revision)
+    if isinstance(cached, str):
+        check_not_quantized(Path(cached), read_json(Path(cached)))
+        for file in sorted(Path(cached).parent.glob("*.safetensors")):
             safetensors_names(file)
 
 

@@ -131,13 +131,13 @@ class LogprobCache:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > STALE_SECONDS:
                     left.unlink()
-        found = []
+        files = []
         for path in self.folder.glob("*.safetensors"):
             with contextlib.suppress(FileNotFoundError):  # another process made room too
                 about = path.stat()
-                found.append((path == but, about.st_mtime, about.st_size, path))
-        total = sum(size for _, _, size, _ in found)
-        for _, _, size, path in sorted(found):
+                files.append((path == but, about.st_mtime, about.st_size, path))
+        total = sum(size for _, _, size, _ in files)
+        for _, _, size, path in sorted(files):
             if total <= self.limit_bytes:
                 return
             path.unlink(missing_ok=True)

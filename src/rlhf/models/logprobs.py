@@ -155,20 +155,20 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         num_kept = tiles.num_kept if goes_back and not _bends(transform, with_entropy, with_mean) else 0
         for number, here in enumerate(tiles):
-            found = tiles.sums(here, wanted, keeps=number < num_kept)
-            if found.probs is not None:
-                kept.append(found.probs)
+            sums = tiles.sums(here, wanted, keeps=number < num_kept)
+            if sums.probs is not None:
+                kept.append(sums.probs)
             column = token - here.start
-            inside = (column >= 0) & (column < found.logits.shape[1])
-            own = found.logits.gather(1, column.clamp(0, found.logits.shape[1] - 1)[:, None]).squeeze(1)
+            inside = (column >= 0) & (column < sums.logits.shape[1])
+            own = sums.logits.gather(1, column.clamp(0, sums.logits.shape[1] - 1)[:, None]).squeeze(1)
             target = torch.where(inside, own.to(exact), target)
-            of_tiles[number] = found.logsumexp
-            if found.expected is not None:
-                expected[number] = found.expected
-            if found.squares is not None:
-                squares[number] = found.squares
-            if found.total is not None:
-                total += found.total
+            of_tiles[number] = sums.logsumexp
+            if sums.expected is not None:
+                expected[number] = sums.expected
+            if sums.squares is not None:
+                squares[number] = sums.squares
+            if sums.total is not None:
+                total += sums.total
         logsumexp = torch.logsumexp(of_tiles, 0)
         share = (of_tiles - logsumexp).exp_()  # of each tile in a row's probability
         entropy = logsumexp - (share * expected).sum(0) if with_entropy else expected.new_empty(0)
@@ -279,11 +279,11 @@ class _Tiles:
         """[tile, H] in the type of the products, cast where they are wanted next; the next tile overwrites them."""
         if self.cast is None:
             return self.weight[here]
-        found = self.cast[: here.stop - here.start]
+        weight = self.cast[: here.stop - here.start]
         if self.cast_is != here:
-            found.copy_(self.weight[here])
+            weight.copy_(self.weight[here])
             self.cast_is = here
-        return found
+        return weight
 
     def logits(self, here: slice) -> Tensor:
         """[M, tile] final logits in the exact type; the next call overwrites them."""

@@ -80,13 +80,13 @@ def largest_gap(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], leaves
 
     Infinite where types or shapes differ.
     """
-    found = []
+    outputs = []
     with torch.enable_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         for function in (ours, theirs):
             out = function()
             directions = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
-            found.append([out.detach(), *torch.autograd.grad((out.float() * directions).sum(), leaves)])
-    pairs = list(zip(*found, strict=True))
+            outputs.append([out.detach(), *torch.autograd.grad((out.float() * directions).sum(), leaves)])
+    pairs = list(zip(*outputs, strict=True))
     if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
         return float("inf")
     return float(torch.stack([((a.float() - b.float()).abs() / (1 + b.float().abs())).max() for a, b in pairs]).max())

@@ -185,10 +185,10 @@ class PolicyModel(nn.Module):
         """
         # By name: engines are a floor above models.
         sample = importlib.import_module("rlhf.rollout.text_completions").generate_texts
-        found: list[list[Any]] = sample(
+        completions: list[list[Any]] = sample(
             self, prompts, num_samples=num_samples, sampling=sampling, seed=seed, **settings
         )
-        return found
+        return completions
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """By name: everything, or only the adapter."""

@@ -203,8 +203,8 @@ class ProcessRewardModel(ScalarModel):
         rows, sequences = step_rows(batch)
         count = len(rows)
         (hidden,) = self.hidden(batch, torch.cat([rows, batch.score_at]), torch.cat([sequences, batch.score_seq]))
-        found = self.language_head.logprobs(hidden[count:], batch.score_token, temperature=1.0)
-        return head_outputs(self.member, hidden[:count]).squeeze(1), found.logprobs
+        language = self.language_head.logprobs(hidden[count:], batch.score_token, temperature=1.0)
+        return head_outputs(self.member, hidden[:count]).squeeze(1), language.logprobs
 
     @torch.no_grad()
     def step_probabilities(self, groups: Sequence[Group], *, max_tokens: int = 16_384) -> list[list[float]]:
@@ -217,16 +217,16 @@ class ProcessRewardModel(ScalarModel):
         Returns:
             One list for each branch of each group, in order.
         """
-        found: list[list[float]] = []
+        probabilities: list[list[float]] = []
         with evaluating(self):
             for run in split_by_tokens(groups, max_tokens=max_tokens):
                 batch = pack_steps(run)
                 scores = self.step_scores(batch).sigmoid().tolist()
                 at = 0
                 for count in (len(ends) for group in run for ends in group.columns["step_ends"]):
-                    found.append(scores[at : at + count])
+                    probabilities.append(scores[at : at + count])
                     at += count
-        return found
+        return probabilities
 
     @override
     def fingerprint(self) -> str:

@@ -130,14 +130,14 @@ def _check_one_start(paths: Sequence[Path], shapes: dict[str, tuple[tuple[int, .
 
 def _record(paths: Sequence[Path], shares: Sequence[float]) -> list[dict[str, Any]]:
     """Every source, and where one is an average itself, those of it: its folder, its share, and its weights by size and hash."""
-    found = []
+    sources = []
     for path, share in zip(paths, shares, strict=True):
         files = {name: path / name for name in sorted(set(_files_of(path).values()))}
         weights = {name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for name, file in files.items()}
-        found.append({"folder": str(path.resolve()), "share": share, "weights": weights})
+        sources.append({"folder": str(path.resolve()), "share": share, "weights": weights})
         own = (read_settings(path, AVERAGE_FILE) or {}).get("sources", [])
-        found += [{**source, "share": share * source["share"]} for source in own]
-    return found
+        sources += [{**source, "share": share * source["share"]} for source in own]
+    return sources
 
 
 def _averaged(paths: Sequence[Path], shares: Sequence[float], names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -155,8 +155,8 @@ def _averaged(paths: Sequence[Path], shares: Sequence[float], names: Sequence[st
 
 def _tensor(folder: Path, name: str) -> Tensor:
     with safe_open(folder / _files_of(folder)[name], framework="pt") as file:
-        found: Tensor = file.get_tensor(name)
-        return found
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
 
 
 def _files_of(folder: Path) -> dict[str, str]:
@@ -173,12 +173,12 @@ def _files_of(folder: Path) -> dict[str, str]:
 
 
 def _shapes_of(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    found = {}
+    shapes = {}
     for name, file in _files_of(folder).items():
         with safe_open(folder / file, framework="pt") as tensors:
             part = tensors.get_slice(name)
-            found[name] = (tuple(part.get_shape()), str(part.get_dtype()))
-    return found
+            shapes[name] = (tuple(part.get_shape()), str(part.get_dtype()))
+    return shapes
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:

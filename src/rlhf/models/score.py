@@ -118,17 +118,17 @@ def score(
         check_batch(base, batch)
         logits = padded_logits(base, batch)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found = _logprobs_of_logits(logits / temperature, batch.score_token, **wanted)
+        scores = _logprobs_of_logits(logits / temperature, batch.score_token, **wanted)
     else:
         backbone, head = split_head(base)
         hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
-        found = head.logprobs(hidden, batch.score_token, temperature=temperature, **wanted)
+        scores = head.logprobs(hidden, batch.score_token, temperature=temperature, **wanted)
     return TokenScores(
-        found.logprobs,
-        found.entropy,
+        scores.logprobs,
+        scores.entropy,
         hidden if with_hidden else None,
-        found.mean_logprobs,
-        found.log_collision_probs,
+        scores.mean_logprobs,
+        scores.log_collision_probs,
     )
 
 
@@ -203,8 +203,8 @@ def check_batch(model: PreTrainedModel, batch: PackedBatch) -> None:
     known = batch.derived.get("extremes")
     if known is None:
         total = batch.prefix_len + batch.length
-        found = (int(total.argmax()), int(total.max()), int(batch.tokens.min()), int(batch.tokens.max()))
-        known = batch.derived["extremes"] = found
+        extremes = (int(total.argmax()), int(total.max()), int(batch.tokens.min()), int(batch.tokens.max()))
+        known = batch.derived["extremes"] = extremes
     sequence, length, lowest, highest = known
     limit, vocabulary = context_length(model), int(model.config.get_text_config().vocab_size)
     if limit is not None and length > limit:

@@ -67,7 +67,7 @@ def _local_source(path: str, folder: Path) -> str:
 def _no_model_folder(folder: Path) -> str:
     if not any(folder.iterdir()):
         return f"{folder} is an empty folder, not a model; give the one that holds config.json and the weights."
-    inside = sorted(str(found.parent) for found in folder.glob("*/model/*config.json"))
+    inside = sorted(str(config.parent) for config in folder.glob("*/model/*config.json"))
     where = f" There is one in {inside[-1]}." if inside else " Give the folder that transformers saved."
     return f"{folder} is not a model folder: it has no config.json.{where}"
 

@@ -110,8 +110,8 @@ def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def family_end_token(family: str) -> int | None:
     """The number that transformers gives the end-of-text token of a model type whose files name none; None where it gives none."""
-    found = CONFIG_MAPPING[family]().get_text_config().eos_token_id if family in CONFIG_MAPPING else None
-    return found[0] if isinstance(found, list) else found
+    token = CONFIG_MAPPING[family]().get_text_config().eos_token_id if family in CONFIG_MAPPING else None
+    return token[0] if isinstance(token, list) else token
 
 
 def _source_of_end(model: PreTrainedModel) -> str:
@@ -140,13 +140,13 @@ def _settings(model: PreTrainedModel, name: str) -> dict[str, Any]:
 def _end_tokens(model: PreTrainedModel) -> list[int]:
     """Ids that end a text according to the model, generation config first."""
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
-        found = getattr(config, "eos_token_id", None)
-        if found is None:
+        setting = getattr(config, "eos_token_id", None)
+        if setting is None:
             continue
-        ends = list(found) if isinstance(found, list | tuple) else [found]
+        ends = list(setting) if isinstance(setting, list | tuple) else [setting]
         if not all(isinstance(end, int) for end in ends):
             raise ModelError(
-                f"The model {model.name_or_path!r} has the eos_token_id {found!r}; it should be the number of a token, or a list "
+                f"The model {model.name_or_path!r} has the eos_token_id {setting!r}; it should be the number of a token, or a list "
                 f"of them. Correct generation_config.json."
             )
         return ends

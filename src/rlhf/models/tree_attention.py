@@ -182,32 +182,32 @@ def _tiles(bucket: Bucket, sees: tuple[int | None, int | None], q: Tensor) -> It
 def _queries(rows: Tensor, bucket: Bucket, kv_heads: int) -> Tensor:
     """[N, heads, D] -> [B * kv_heads, R, Q, D], heads that share a key head together."""
     size, queries, _ = bucket.shape
-    found = rows.index_select(0, bucket.query_rows) if size > 1 else _slice(rows, bucket.units[0])
-    return found.view(size, queries, kv_heads, -1, rows.shape[2]).permute(0, 2, 3, 1, 4).flatten(0, 1).contiguous()
+    gathered = rows.index_select(0, bucket.query_rows) if size > 1 else _slice(rows, bucket.units[0])
+    return gathered.view(size, queries, kv_heads, -1, rows.shape[2]).permute(0, 2, 3, 1, 4).flatten(0, 1).contiguous()
 
 
 def _keys(rows: Tensor, bucket: Bucket) -> Tensor:
     """[N, kv_heads, D] -> [B * kv_heads, K, D]."""
     size, _, keys = bucket.shape
-    found = rows.index_select(0, bucket.key_rows)
-    return found.view(size, keys, *rows.shape[1:]).transpose(1, 2).flatten(0, 1).contiguous()
+    gathered = rows.index_select(0, bucket.key_rows)
+    return gathered.view(size, keys, *rows.shape[1:]).transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def _slice(rows: Tensor, unit: Unit) -> Tensor:
     return rows[unit.first : unit.first + unit.length].contiguous()
 
 
-def _put_queries(found: Tensor, bucket: Bucket, rows: Tensor) -> None:
+def _put_queries(queries: Tensor, bucket: Bucket, rows: Tensor) -> None:
     """[B * kv_heads, R, Q, D] -> the units' own rows of [N, heads, D]."""
     size = len(bucket.units)
-    whole = found.unflatten(0, (size, -1)).permute(0, 3, 1, 2, 4)  # [B, Q, kv_heads, R, D]
+    whole = queries.unflatten(0, (size, -1)).permute(0, 3, 1, 2, 4)  # [B, Q, kv_heads, R, D]
     for unit, part in zip(bucket.units, whole, strict=True):
         rows[unit.first : unit.first + unit.length] = part[: unit.length].flatten(1, 2)
 
 
-def _add_keys(found: Tensor, bucket: Bucket, rows: Tensor) -> None:
+def _add_keys(keys: Tensor, bucket: Bucket, rows: Tensor) -> None:
     """[B * kv_heads, K, D] added to the rows that the keys came from; branches share their prefix's rows."""
-    whole = found.unflatten(0, (len(bucket.units), -1)).transpose(1, 2)  # [B, K, kv_heads, D]
+    whole = keys.unflatten(0, (len(bucket.units), -1)).transpose(1, 2)  # [B, K, kv_heads, D]
     for (first, length, prefix_first, prefix_length), part in zip(bucket.units, whole, strict=True):
         if prefix_length:
             rows[prefix_first : prefix_first + prefix_length] += part[:prefix_length]

@@ -80,8 +80,8 @@ def check_finite(source: str, model: nn.Module) -> None:
 
 
 def _names(names: Collection[str]) -> str:
-    found = sorted(names)
-    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    ordered = sorted(names)
+    return ", ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
 
 
 @contextlib.contextmanager

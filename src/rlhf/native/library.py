@@ -46,7 +46,7 @@ def compiler() -> list[str] | None:
         choices = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
     except ValueError:  # a quotation that does not end
         return None
-    return next(([found, *words[1:]] for words in choices if words and (found := shutil.which(words[0]))), None)
+    return next(([path, *words[1:]] for words in choices if words and (path := shutil.which(words[0]))), None)
 
 
 def why_no_compiler() -> str:
@@ -68,10 +68,10 @@ def check_compiler() -> list[str]:
     Raises:
         ConfigError: There is none.
     """
-    found = compiler()
-    if found is None:
+    command = compiler()
+    if command is None:
         raise ConfigError(f"{KEYS} need a C compiler, but {why_no_compiler()}; or leave them out.")
-    return found
+    return command
 
 
 @functools.cache
@@ -87,14 +87,14 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
         StorageError: The library can't be written.
     """
     source = Path(__file__).with_name(f"{name}.c")
-    found = check_compiler()
-    flags = [*_flags(found), *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
+    command = check_compiler()
+    flags = [*_flags(command), *(f"-D{key}={value}" for key, value in sorted(macros.items()))]
     sources = [*sorted(source.parent.glob("*.h")), source]
-    hashed = "\n".join([*found, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
+    hashed = "\n".join([*command, *flags, toolchain(), *(file.read_text(encoding="utf-8") for file in sources)])
     target = _folder() / f"{name}-{hashlib.sha256(hashed.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         with write_aside(target) as aside:
-            _compile(found, [*flags, str(source), "-o", str(aside), "-lm"])
+            _compile(command, [*flags, str(source), "-o", str(aside), "-lm"])
     try:
         return ctypes.CDLL(str(target))
     except OSError as err:
@@ -104,9 +104,9 @@ def load(name: str, **macros: int) -> ctypes.CDLL:
         ) from err
 
 
-def _flags(found: list[str]) -> list[str]:
+def _flags(command: list[str]) -> list[str]:
     """``FLAGS``, for this processor unless $CC contains a ``-march`` or ``-mcpu``."""
-    chosen = any(word.startswith(("-march", "-mcpu")) for word in found)
+    chosen = any(word.startswith(("-march", "-mcpu")) for word in command)
     return [flag for flag in FLAGS if not (chosen and flag.startswith("-march"))]
 
 
@@ -116,11 +116,11 @@ def toolchain() -> str:
     Raises:
         ConfigError: There is no compiler.
     """
-    found = check_compiler()
-    return "\n".join([*found, *_flags(found), compiler_version(found), _processor()])
+    command = check_compiler()
+    return "\n".join([*command, *_flags(command), compiler_version(command), _processor()])
 
 
-def compiler_version(found: list[str]) -> str:
+def compiler_version(command: list[str]) -> str:
     """The version text of a compiler.
 
     Args:
@@ -129,28 +129,28 @@ def compiler_version(found: list[str]) -> str:
     Raises:
         ConfigError: It can't be run, or does not end.
     """
-    return _run(found, ["--version"], seconds=VERSION_SECONDS).stdout
+    return _run(command, ["--version"], seconds=VERSION_SECONDS).stdout
 
 
-def _compile(found: list[str], more: list[str]) -> None:
-    done = _run(found, more, seconds=TIMEOUT_SECONDS)
+def _compile(command: list[str], more: list[str]) -> None:
+    done = _run(command, more, seconds=TIMEOUT_SECONDS)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise ConfigError(
-            f"The C compiler {shlex.join(found)} failed on {more[-4]}: {said[0] if said else f'exit status {done.returncode}'}; leave "
+            f"The C compiler {shlex.join(command)} failed on {more[-4]}: {said[0] if said else f'exit status {done.returncode}'}; leave "
             f"{KEYS} out, or name another compiler in $CC."
         )
 
 
-def _run(found: list[str], more: list[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], more: list[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            [*found, *more], capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+            [*command, *more], capture_output=True, text=True, errors="replace", timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         why = f"timed out after {seconds:g} s" if isinstance(err, subprocess.TimeoutExpired) else err
         raise ConfigError(
-            f"The C compiler {shlex.join(found)} could not be run ({why}); leave {KEYS} out, or name another in $CC."
+            f"The C compiler {shlex.join(command)} could not be run ({why}); leave {KEYS} out, or name another in $CC."
         ) from err
 
 

@@ -49,11 +49,11 @@ class Previous:
 
 def previous_of(run_dir: Path, stage: str | None = None) -> list[Previous]:
     """What was moved aside, newest first; of one stage or of all."""
-    found = []
+    attempts = []
     for folder in (run_dir / FOLDER).glob("*"):
         if match := ENTRY.match(folder.name):
-            found.append(Previous(match["stage"], match["key"], int(match["number"]), folder))
-    return sorted((p for p in found if stage in (None, p.stage)), key=lambda p: p.number, reverse=True)
+            attempts.append(Previous(match["stage"], match["key"], int(match["number"]), folder))
+    return sorted((p for p in attempts if stage in (None, p.stage)), key=lambda p: p.number, reverse=True)
 
 
 def move_aside(run_dir: Path, stage: str, *, keep: Previous | None = None) -> Previous | None:
@@ -100,15 +100,15 @@ def forget_unfinished(run_dir: Path, stage: str) -> None:
 
 def events_of(events: Iterable[Mapping[str, Any]], stage: str) -> list[Mapping[str, Any]]:
     """A stage's events since it was last started from nothing, that is with another key."""
-    found: list[Mapping[str, Any]] = []
+    own: list[Mapping[str, Any]] = []
     key = None
     for event in events:
         if event.get("stage") != stage:
             continue
         if event.get("event") == "stage_start" and event.get("key") != key:
-            found, key = [], event.get("key")
-        found.append(event)
-    return found
+            own, key = [], event.get("key")
+        own.append(event)
+    return own
 
 
 def remove(folders: Iterable[Path]) -> None:

@@ -113,10 +113,10 @@ class Artifact:
     def read(cls, folder: Path) -> Artifact | None:
         """The record in a folder; None where the stage never finished."""
         try:
-            found = cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            artifact = cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return found if isinstance(found.files, dict) and isinstance(found.parents, dict) else None
+        return artifact if isinstance(artifact.files, dict) and isinstance(artifact.parents, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class Started:
     def read(cls, folder: Path) -> Started | None:
         """The record in a folder; None where there is none."""
         try:
-            found = json.loads((folder / STARTED).read_text(encoding="utf-8"))
-            return cls(**{**found, "made_from": MadeFrom(**found["made_from"])})
+            record = json.loads((folder / STARTED).read_text(encoding="utf-8"))
+            return cls(**{**record, "made_from": MadeFrom(**record["made_from"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -162,10 +162,10 @@ def plain_numbers(value: Any) -> Any:
 
 def stage_files(folder: Path) -> dict[str, str]:
     """Every file a stage left, with its hash; checkpoints, tracker files and profiles are working material and left out."""
-    found = {}
+    hashes = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         relative = file.relative_to(folder)
         if file.name in (RECORD, STARTED) or any(p.startswith((*NOT_HASHED, ".")) for p in relative.parts):
             continue
-        found[relative.as_posix()] = sha256(file)
-    return found
+        hashes[relative.as_posix()] = sha256(file)
+    return hashes

@@ -93,14 +93,14 @@ def code_of_modules(modules: tuple[str, ...]) -> dict[str, str]:
 
 def import_closure(files: Iterable[Path]) -> set[Path]:
     """Files of this library reached by imports at any depth; imports for type checkers alone are left out."""
-    found: set[Path] = set()
+    closure: set[Path] = set()
     waiting = list(files)
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
+        if file not in closure:
+            closure.add(file)
             waiting += _imported_files(file)
-    return found
+    return closure
 
 
 def source_of_function(text: str) -> Path | None:
@@ -121,14 +121,14 @@ def files_of_function(text: str) -> list[Path]:
     What comes from the standard library and installed packages is covered by their versions.
     """
     first = source_of_function(text)
-    found: list[Path] = []
+    files: list[Path] = []
     waiting = [first.resolve()] if first is not None else []
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.append(file)
+        if file not in files:
+            files.append(file)
             waiting += [] if any(file.is_relative_to(place) for place in INSTALLED) else _neighbors(file)
-    return sorted(found)
+    return sorted(files)
 
 
 def _neighbors(file: Path) -> Iterator[Path]:

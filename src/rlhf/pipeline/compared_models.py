@@ -99,7 +99,7 @@ def read_completions(path: str, *, limit: int | None = None) -> Answers:
     Raises:
         DataError: A row is none.
     """
-    found = Answers(prompts=[], columns=[], samples=[])
+    answers = Answers(prompts=[], columns=[], samples=[])
     places: dict[str, int] = {}
     for row in open_rows(path):
         if not isinstance(row, CompletionRow):
@@ -111,17 +111,17 @@ def read_completions(path: str, *, limit: int | None = None) -> Answers:
             if limit is not None and len(places) == limit:
                 continue
             places[key] = len(places)
-            found.prompts.append(row.prompt)
-            found.columns.append(
+            answers.prompts.append(row.prompt)
+            answers.columns.append(
                 {k: v for k, v in row.columns.items() if k not in ("model", "sampling", "logprob", "finish_reason")}
             )
-            found.samples.append([])
+            answers.samples.append([])
         text = row.completion if isinstance(row.completion, str) else str(row.completion[-1]["content"])
         ended = row.columns.get("finish_reason") != "length"
-        found.samples[places[key]].append(Sample(text=text, ended=ended))
-    if not found.prompts:
+        answers.samples[places[key]].append(Sample(text=text, ended=ended))
+    if not answers.prompts:
         raise DataError(f"{path} holds no completions.")
-    return found
+    return answers
 
 
 def answers_of(
@@ -145,11 +145,11 @@ def answers_of(
     count = config.samples_per_prompt
     if given is not None and not config.differs("samples_per_prompt"):
         count = len(given.samples[0])
-    found = [
+    of_side = [
         answers if answers is not None else _sampled(side, which, rows, count, config, folder, progress)
         for which, (side, answers) in enumerate(zip(sides, read, strict=True))
     ]
-    return _together(found[0], found[1], sides)
+    return _together(of_side[0], of_side[1], sides)
 
 
 def _sampled(
@@ -165,13 +165,13 @@ def _sampled(
     prompts = list(GRPODataset(rows, policy.tokenizer, limit=config.limit))
     texts = [prompt.messages or prompt.text for prompt in prompts]
     ids = prompt_names(texts)
-    found = Answers(prompts=texts, columns=[dict(prompt.columns) for prompt in prompts], samples=[])
+    answers = Answers(prompts=texts, columns=[dict(prompt.columns) for prompt in prompts], samples=[])
     key = digest([side.content, ids, count, config.sampling.model_dump(), config.seed, which])
     path = folder / f"{'ab'[which]}-{key}.jsonl"
     if path.is_file():
         kept = {str(raw.value["id"]): raw.value["samples"] for raw in read_jsonl(path, 0)}
-        found.samples = [[Sample(**sample) for sample in kept[name]] for name in ids]
-        return found
+        answers.samples = [[Sample(**sample) for sample in kept[name]] for name in ids]
+        return answers
     prompts = [
         replace(prompt, id=name) for prompt, name in zip(prompts, ids, strict=True)
     ]  # samples are drawn by the id
@@ -179,15 +179,15 @@ def _sampled(
         LocalEngine(policy), prompts, num_samples=count, sampling=config.sampling,
         seed=derive_seed(config.seed, "evaluation", 1 - which), name=side.name, progress=progress,
     )  # fmt: skip
-    found.samples = [[Sample(text=c.text, ended=not c.truncated) for c in group] for group in groups]
+    answers.samples = [[Sample(text=c.text, ended=not c.truncated) for c in group] for group in groups]
     write_jsonl(
         path,
         (
             {"id": name, "prompt": text, "samples": [{"text": s.text, "ended": s.ended} for s in samples]}
-            for name, text, samples in zip(ids, texts, found.samples, strict=True)
+            for name, text, samples in zip(ids, texts, answers.samples, strict=True)
         ),
     )
-    return found
+    return answers
 
 
 def _together(a: Answers, b: Answers, sides: Sequence[Side]) -> tuple[Answers, Answers]:

@@ -71,20 +71,20 @@ def training_between(
     """
     around = Surroundings(runs=runs)
     start = around.model(baseline)
-    found: list[Training] = []
+    trainings: list[Training] = []
     for model in ancestors(around.model(policy)):
         if model.is_same(start):
             break
         if isinstance(model, Root):
             is_whole = model.is_known or (
-                found and not model.name.startswith("stage ")
+                trainings and not model.name.startswith("stage ")
             )  # the base model of somebody else
-            return found, None if is_whole else NOT_TRACED.format(model.name)
+            return trainings, None if is_whole else NOT_TRACED.format(model.name)
         if model.folder is None or run_of(model.folder) != model.folder.parent or _is_checkpoint(policy, model.folder):
-            return found, NOT_TRACED.format(model.name)
+            return trainings, NOT_TRACED.format(model.name)
         name = model.folder.name
-        found.append(training_of(events_of(read_jsonl(model.folder.parent / EVENTS), name), name))
-    return found, None
+        trainings.append(training_of(events_of(read_jsonl(model.folder.parent / EVENTS), name), name))
+    return trainings, None
 
 
 def _is_checkpoint(model: str | None, stage: Path) -> bool:
@@ -163,14 +163,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     """Metric -> step -> value; the newest of a step that was taken twice."""
-    found: dict[str, dict[int, float]] = {}
+    curves: dict[str, dict[int, float]] = {}
     for event in events:
         if event.get("event") != "metrics":
             continue
         for name, value in event["metrics"].items():
             if isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(name, {})[int(event["step"])] = float(value)
-    return found
+                curves.setdefault(name, {})[int(event["step"])] = float(value)
+    return curves
 
 
 def _held_alarms(
@@ -209,9 +209,9 @@ def _held_alarms(
 def _figures(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The quantities of ``Training.first`` and ``last``, those that are there."""
     means: dict[str, float] = {}
-    for name, found in values.items():
-        if found:
-            means[name.partition("/")[2] if name != "loss/entropy" else "entropy"] = fmean(found)
+    for name, numbers in values.items():
+        if numbers:
+            means[name.partition("/")[2] if name != "loss/entropy" else "entropy"] = fmean(numbers)
     figures: dict[str, float] = {name: means[name] for name in ("entropy", "repetition") if name in means}
     if "empty_frac" in means:
         figures["empty"] = means["empty_frac"]

@@ -59,22 +59,24 @@ def judge_independence(
                 notes.append(f"{side.name} is a file: what made it, and what that was trained against, is not known.")
                 continue
             shared += _is_parent(member, side, runs)
-            found = _leakage(member, side, runs, prompts)
-            if found is not None:
-                shared += [f"{side.name}: {text}" for text in found.about_origin if found.judge or found.judge_rows]
-                others = () if found.judge or found.judge_rows else found.about_origin
-                notes += [f"{side.name}: {text}" for text in (*others, *found.about_rows, *found.notes)]
+            leakage = _leakage(member, side, runs, prompts)
+            if leakage is not None:
+                shared += [
+                    f"{side.name}: {text}" for text in leakage.about_origin if leakage.judge or leakage.judge_rows
+                ]
+                others = () if leakage.judge or leakage.judge_rows else leakage.about_origin
+                notes += [f"{side.name}: {text}" for text in (*others, *leakage.about_rows, *leakage.notes)]
     return JudgeIndependence(shared=tuple(dict.fromkeys(shared)), notes=tuple(dict.fromkeys(notes)))
 
 
-def check_independent(found: JudgeIndependence, *, allowed: bool) -> None:
+def check_independent(independence: JudgeIndependence, *, allowed: bool) -> None:
     """Refuse a judge that shares what it should not.
 
     Raises:
         ConfigError: Says what, and what to do.
     """
-    if found.shared and not allowed:
-        raise ConfigError(f"judge: {' '.join(found.shared)} Give another judge, or {KEY}=true.")
+    if independence.shared and not allowed:
+        raise ConfigError(f"judge: {' '.join(independence.shared)} Give another judge, or {KEY}=true.")
 
 
 def _members(judge: JudgeBase) -> Iterator[JudgeBase]:
@@ -88,17 +90,17 @@ def _members(judge: JudgeBase) -> Iterator[JudgeBase]:
 def _is_parent(judge: JudgeBase, side: Side, runs: Path | None) -> list[str]:
     """The side's model, or one that it began as, has the judge's weights."""
     around = Surroundings(None, runs)
-    found = []
+    sentences = []
     for _, source in judge.models_asked():
         asked = around.model(source)
         for place, model in enumerate(ancestors(around.model(side.path))):
             if model.is_same(asked):
                 what = "is" if place == 0 else "was made from"
-                found.append(
+                sentences.append(
                     f"{side.name} {what} the judge {source}: models prefer what they would have said themselves."
                 )
                 break
-    return found
+    return sentences
 
 
 def _leakage(judge: JudgeBase, side: Side, runs: Path | None, prompts: Any) -> Any:

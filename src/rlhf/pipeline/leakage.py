@@ -60,30 +60,30 @@ class Leakage:
     @property
     def about_origin(self) -> list[str]:
         """Those of the warnings that are about the judge."""
-        found = []
+        sentences = []
         if self.judge:
-            found.append(
+            sentences.append(
                 f"The judge is the reward that {named(self.judge)} trained against: the win rate says how well the policy "
                 "pleases its own reward, and can't tell that from getting better. Judge by something that no stage has seen."
             )
         if self.judge_rows:
-            found.append(
+            sentences.append(
                 f"The judge is a reward model trained on the rows that {named(self.judge_rows)} learned from: it shares their "
                 "mistakes. Judge by something that no stage has seen."
             )
-        return found + (self._about_shared_weights() if self._share_stage else [])
+        return sentences + (self._about_shared_weights() if self._share_stage else [])
 
     @property
     def about_rows(self) -> list[str]:
         """Those that are about the prompts."""
-        found = self._about_seen_prompts()
+        sentences = self._about_seen_prompts()
         if self.num_repeated:
             repeat = "repeats" if self.num_repeated == 1 else "repeat"
-            found.append(
+            sentences.append(
                 f"{self.num_repeated:,} of {self.num_prompts:,} prompts {repeat} an earlier one word for word: the intervals take "
                 "each for new evidence, so they are too narrow. Remove the repeats."
             )
-        return found
+        return sentences
 
     @property
     def notes(self) -> list[str]:
@@ -123,10 +123,10 @@ class Leakage:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Leakage:
+    def from_dict(cls, record: Mapping[str, Any]) -> Leakage:
         """From what ``to_dict`` gave; keys of other versions are left out."""
         known = {field.name for field in fields(cls)}
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in known}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items() if k in known}
         return cls(**values)
 
     @property

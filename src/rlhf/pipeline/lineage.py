@@ -214,10 +214,10 @@ def _parent(run: Path, place: str, parent: str, *, contents: Mapping[str, str], 
     source, _, digest = parent.rpartition("@")
     if source.startswith(STAGE_INPUT):
         name, _, file = source.removeprefix(STAGE_INPUT).partition("/")
-        found = next(((f, a) for f, a in attempts(run, name) if a.key == digest), None)
-        if found is None:
+        attempt = next(((f, a) for f, a in attempts(run, name) if a.key == digest), None)
+        if attempt is None:
             return Origin("stage", name, State.GONE, digest, place=place)
-        folder, artifact = found
+        folder, artifact = attempt
         origin = _stage(run, folder, artifact, place=place, shown=shown)
         held = artifact.content(file or None)
         if contents.get(place) and held != contents[place]:
@@ -255,8 +255,8 @@ def _bases(run: Path, folder: Path, artifact: Artifact) -> Iterator[Origin]:
         elif base is None or not base.is_dir():  # a hash is kept of a folder only, so there was one
             yield Origin("base", name, State.GONE, expected, place=place)
         else:
-            found = weights_hash(base)
-            yield Origin("base", name, State.SAME if found == expected else State.CHANGED, found, place=place)
+            weights = weights_hash(base)
+            yield Origin("base", name, State.SAME if weights == expected else State.CHANGED, weights, place=place)
 
 
 def _names_only(artifact: Artifact) -> list[Origin]:

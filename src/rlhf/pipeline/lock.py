@@ -102,10 +102,10 @@ def busy(run_dir: Path) -> str:
 
 def _owner(run_dir: Path) -> dict[str, Any]:
     try:
-        found = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+        owner = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def _described(owner: dict[str, Any]) -> str:

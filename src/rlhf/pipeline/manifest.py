@@ -67,7 +67,7 @@ def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
     """
     evaluated = {name: artifact.metrics for name, artifact in artifacts.items() if artifact.kind == EVALUATION}
     measured = next(iter(evaluated.values())) if len(evaluated) == 1 else {}
-    found: dict[str, Any] = finite(
+    fields: dict[str, Any] = finite(
         {
             "run": run_dir.name,
             **{name: measured.get(name) for name in OUTCOMES},
@@ -82,28 +82,28 @@ def summary(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
             },
         }
     )
-    return found
+    return fields
 
 
 def _gate(folder: Path, artifact: Artifact) -> dict[str, Any]:
     """What a gate decided; its gate.json has the measurements, too."""
     try:
-        found = json.loads((folder / GATE_FILE).read_text(encoding="utf-8"))
+        evidence = json.loads((folder / GATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = {}
+        evidence = {}
     return {
         "stage": artifact.stage,
-        "candidate": (found.get("candidate") or {}).get("name"),
-        "alias": found.get("alias"),
-        "registry": found.get("registry"),
+        "candidate": (evidence.get("candidate") or {}).get("name"),
+        "alias": evidence.get("alias"),
+        "registry": evidence.get("registry"),
         "champion_before": artifact.metrics.get("champion_before"),
         "decision": artifact.metrics.get("decision"),
-        "reason": found.get("reason"),
+        "reason": evidence.get("reason"),
         "promoted": artifact.metrics.get("promoted"),
         "version": artifact.metrics.get("version"),
         "requirements": [
             {"name": name, **{key: ruling.get(key) for key in ("decision", "reason", "evidence")}}
-            for name, ruling in (found.get("rulings") or {}).items()
+            for name, ruling in (evidence.get("rulings") or {}).items()
         ],
         "evidence": {"file": f"{artifact.stage}/{GATE_FILE}", "sha256": artifact.files.get(GATE_FILE)},
     }
@@ -126,7 +126,7 @@ def machine() -> dict[str, Any]:
 
     from rlhf.models.device import describe_device, model_device
 
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -135,8 +135,8 @@ def machine() -> dict[str, Any]:
         "device": describe_device(model_device()),
     }
     if torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return found
+        described["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return described
 
 
 @cache

@@ -56,10 +56,10 @@ def is_out_of_memory(err: BaseException) -> bool:
 
 def memory_advice(name: str, stage: Any) -> str:
     """What to lower, from what to what, in the order in which it costs least."""
-    found = list(_lower_activations(stage)) + list(_lower_sampling(stage)) + list(_lower_weights(stage))
-    if not found:
+    changes = list(_lower_activations(stage)) + list(_lower_sampling(stage)) + list(_lower_weights(stage))
+    if not changes:
         return "Nothing in its settings would lower what it needs; it wants a machine with more memory, or a smaller model."
-    lines = "".join(f"\n  stages.{name}.{change}" for change in found)
+    lines = "".join(f"\n  stages.{name}.{change}" for change in changes)
     return f"Try these one after the other, then give the same command again:{lines}"
 
 

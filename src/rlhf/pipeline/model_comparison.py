@@ -49,16 +49,16 @@ class ModelComparison:
     def notes(self) -> list[str]:
         """What a reader must know in addition."""
         problem = [] if self.certificate_problem is None else [self.certificate_problem]
-        found = [*problem, *self.independence.shared, *self.comparison.notes()]
+        notes = [*problem, *self.independence.shared, *self.comparison.notes()]
         if self.change is not None:
             difference = self.change.difference
-            found.append(
+            notes.append(
                 f"Since the earlier comparison: {percentage_points(difference.value)} "
                 f"[{percentage_points(difference.low)}, {percentage_points(difference.high)}] on the same prompts."
                 if difference.measured
                 else f"Nothing can be said of the change: {difference.reason}."
             )
-        return [*found, *self.independence.notes]
+        return [*notes, *self.independence.notes]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -80,14 +80,14 @@ class ModelComparison:
 
     def page(self) -> str:
         """The record as Markdown."""
-        found = self.comparison
+        compared = self.comparison
         rows = [
-            ("win rate", found.win_rate), ("win rate at equal length", found.length.rate if found.length is not None else None),
-            ("corrected by labels", found.correction.rate.estimate if found.correction and found.correction.rate else None),
-            ("the first place won", found.position.first_rate if found.position is not None else None),
-            ("same verdict in both orders", found.position.consistent if found.position is not None else None),
-            *((f"the first place won, by {name}", each.first_rate) for name, each in found.member_positions.items()),
-            ("the longer one won", found.longer_won),
+            ("win rate", compared.win_rate), ("win rate at equal length", compared.length.rate if compared.length is not None else None),
+            ("corrected by labels", compared.correction.rate.estimate if compared.correction and compared.correction.rate else None),
+            ("the first place won", compared.position.first_rate if compared.position is not None else None),
+            ("same verdict in both orders", compared.position.consistent if compared.position is not None else None),
+            *((f"the first place won, by {name}", each.first_rate) for name, each in compared.member_positions.items()),
+            ("the longer one won", compared.longer_won),
         ]  # fmt: skip
         lines = [
             f"# {self.a.name} against {self.b.name}",
@@ -105,10 +105,10 @@ class ModelComparison:
                 lines.append(f"| {name} | not measured: {estimate.reason} | | |")
         lines += [
             "",
-            f"Won {found.wins:,}, tied {found.ties:,} ({found.identical:,} of equal texts), lost {found.losses:,}, "
-            f"without a verdict {found.missing_pairs:,}.",
-            f"Judge: {found.judge['name']} (`{found.judge['hash']}`); {found.asked:,} verdicts, {found.unparsed:,} unparsed, "
-            f"{found.cost:.4f} dollars.",
+            f"Won {compared.wins:,}, tied {compared.ties:,} ({compared.identical:,} of equal texts), lost {compared.losses:,}, "
+            f"without a verdict {compared.missing_pairs:,}.",
+            f"Judge: {compared.judge['name']} (`{compared.judge['hash']}`); {compared.asked:,} verdicts, {compared.unparsed:,} unparsed, "
+            f"{compared.cost:.4f} dollars.",
             "",
             *(f"- {note}" for note in self.notes()),
         ]
@@ -156,17 +156,17 @@ def compare_models(
     comparison = compare_completions(
         **_flat(a, b), judge=judge, confidence=config.confidence, labels=labels, any_time=config.any_time
     )
-    found = ModelComparison(
+    compared = ModelComparison(
         comparison=comparison, a=sides[0], b=sides[1], independence=independence, change=None, settings=config,
         num_samples=len(a.samples[0]), certificate_problem=problem,
     )  # fmt: skip
     if earlier is not None:
-        found = replace(found, change=change_since(earlier, found.to_dict(), confidence=config.confidence))
-    record = found.to_dict()
+        compared = replace(compared, change=change_since(earlier, compared.to_dict(), confidence=config.confidence))
+    record = compared.to_dict()
     write_json(folder / RECORD, record)
-    write_text(folder / PAGE, found.page())
+    write_text(folder / PAGE, compared.page())
     export_comparison(folder, record, a, b, dataset=str(config.prompts or sides[0].path), started=started)
-    return found
+    return compared
 
 
 def _flat(a: Answers, b: Answers) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def named_model(text: str) -> str:
         ModelError: It is the folder of a run, which holds several; the message names them.
     """
     folder = Path(text)
-    if (found := model_in(folder)) is not None:
-        return text if found == folder else os.path.join(text, "model")
+    if (model := model_in(folder)) is not None:
+        return text if model == folder else os.path.join(text, "model")
     if models := where_models_are(folder):
         raise ModelError(f"{text} is the folder of a run and no model. {models}")
     return text
@@ -39,25 +39,25 @@ def named_model(text: str) -> str:
 
 def models_in(run: Path) -> list[tuple[Path, str]]:
     """(folder, kind of its stage) of every model in a run, newest first and policies before reward models."""
-    found = []
+    candidates = []
     for config in run.glob("*/model/*config.json"):
         record = _record(config.parent.parent)
         kind, finished = str(record.get("kind") or "unfinished"), str(record.get("finished") or "")
-        found.append((kind != REWARD_MODEL, finished, config.stat().st_mtime_ns, config.parent, kind))
-    return list(dict.fromkeys((folder, kind) for *_, folder, kind in sorted(found, reverse=True)))
+        candidates.append((kind != REWARD_MODEL, finished, config.stat().st_mtime_ns, config.parent, kind))
+    return list(dict.fromkeys((folder, kind) for *_, folder, kind in sorted(candidates, reverse=True)))
 
 
 def where_models_are(run: Path) -> str:
     """``Its models, the newest policy first: A (ppo), B (sft), C (reward).``, or the empty string where there is none."""
-    found = [f"{folder} ({kind})" for folder, kind in models_in(run)]
-    if len(found) < 2:
-        return f"Its model is {found[0]}." if found else ""
-    return f"Its models, the newest policy first: {', '.join(found)}."
+    models = [f"{folder} ({kind})" for folder, kind in models_in(run)]
+    if len(models) < 2:
+        return f"Its model is {models[0]}." if models else ""
+    return f"Its models, the newest policy first: {', '.join(models)}."
 
 
 def _record(folder: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

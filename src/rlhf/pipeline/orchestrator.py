@@ -212,11 +212,11 @@ class RLHFOrchestrator(StagedRun):
             UnknownNameError: No method has that name.
             ConfigError: It leaves no policy, needs a reward and there is none, or has no reference.
         """
-        found = find_method(method)
-        fields = BY_KIND[found.kind].model_fields
-        if found.kind not in POLICY_KINDS:
+        entry = find_method(method)
+        fields = BY_KIND[entry.kind].model_fields
+        if entry.kind not in POLICY_KINDS:
             raise ConfigError(f"method {method!r} trains no policy; see `rlhf methods` for those that do.")
-        tree: dict[str, Any] = {"kind": found.kind, **found.settings, "model": self._start(model)}
+        tree: dict[str, Any] = {"kind": entry.kind, **entry.settings, "model": self._start(model)}
         tree["prompts" if "prompts" in fields else "data"] = str(data)
         if "reward" in fields:
             judges = self._rewards(reward, required="environment" not in settings)
@@ -293,13 +293,13 @@ class RLHFOrchestrator(StagedRun):
         Raises:
             ConfigError: There is none.
         """
-        found = {role: Path(folder) / role for role in ROLES.values() if (Path(folder) / role).is_dir()}
-        if not found:
+        models = {role: Path(folder) / role for role in ROLES.values() if (Path(folder) / role).is_dir()}
+        if not models:
             raise ConfigError(f"{folder} holds no model: expected a folder {', '.join(ROLES.values())} in it.")
-        for role, path in found.items():
+        for role, path in models.items():
             self._newest[role] = str(path)
             self._versions.pop(role, None)
-        return found
+        return models
 
     def rollback(self, *, to: int | None = None, reason: str = "") -> Path:
         """Take back the newest policy that a gate promoted: it is no longer the champion, and no later stage starts from it.

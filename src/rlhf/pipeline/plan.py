@@ -177,27 +177,27 @@ class Planner:
         if artifact is not None:
             if asked and artifact.asked != self.request:
                 return None
-            found = self._differences(name, artifact.made_from, artifact.contents, wanted, contents)
-            if artifact.damage(folder) is not None or not self._acceptable(found):
+            changes = self._differences(name, artifact.made_from, artifact.contents, wanted, contents)
+            if artifact.damage(folder) is not None or not self._acceptable(changes):
                 return None
             return self._planned(
-                name, Action.KEPT, wanted, contents, self._notes(name, found), key=artifact.key, artifact=artifact
+                name, Action.KEPT, wanted, contents, self._notes(name, changes), key=artifact.key, artifact=artifact
             )
         started = Started.read(folder)
         if started is None or (asked and started.asked != self.request):
             return None
-        found = self._differences(name, started.made_from, started.contents, wanted, contents)
-        if not self._acceptable(found) or (not asked and self._finished_aside(name, wanted, contents) is not None):
+        changes = self._differences(name, started.made_from, started.contents, wanted, contents)
+        if not self._acceptable(changes) or (not asked and self._finished_aside(name, wanted, contents) is not None):
             return None
-        notes = (_where(folder), *self._notes(name, found))
+        notes = (_where(folder), *self._notes(name, changes))
         return self._planned(name, Action.ON, wanted, contents, notes)
 
     def _aside(self, name: str, wanted: MadeFrom, contents: Mapping[str, str]) -> PlannedStage | None:
         """Bring back what was made of the same before."""
         if name in self.asked:
             return None
-        if (found := self._finished_aside(name, wanted, contents)) is not None:
-            previous, artifact = found
+        if (finished := self._finished_aside(name, wanted, contents)) is not None:
+            previous, artifact = finished
             made = (f"made from the same before, {artifact.finished or 'some time ago'}",)
             return self._planned(name, Action.BACK, wanted, contents, made, artifact=artifact, previous=previous)
         for previous in previous_of(self.run_dir, name):
@@ -232,9 +232,9 @@ class Planner:
         reasons: list[str] = []
         if isinstance(record, Artifact) and folder == folders[0] and (damage := record.damage(folder)) is not None:
             reasons.append(damage)
-        found = self._differences(name, record.made_from, record.contents, wanted, contents)
-        reasons += found.reasons + found.code
-        if name in self.asked and not found.reasons:
+        changes = self._differences(name, record.made_from, record.contents, wanted, contents)
+        reasons += changes.reasons + changes.code
+        if name in self.asked and not changes.reasons:
             reasons = [*self._asked_because(name), *reasons]
         if folder != folders[0] and not reasons:
             reasons.append("what it made before is damaged, and was moved aside")
@@ -255,21 +255,21 @@ class Planner:
         wanted: MadeFrom,
         contents: Mapping[str, str],
     ) -> Differences:
-        found = differences(was, wanted, stage=self.recipe.stages[name], redone=self.redone)
+        changes = differences(was, wanted, stage=self.recipe.stages[name], redone=self.redone)
         if was is None:
-            return found
+            return changes
         for place, content in contents.items():
             before = was_contents.get(place, "")
             if content and before and content != before and was.parents.get(place) == wanted.parents[place]:
                 parent = wanted.parents[place].removeprefix("stage:").partition("@")[0].partition("/")[0]
-                found.reasons.append(f"stage {parent} was done again since, and {place} is not what it was")
-        return found
+                changes.reasons.append(f"stage {parent} was done again since, and {place} is not what it was")
+        return changes
 
-    def _acceptable(self, found: Differences) -> bool:
-        return not found.reasons and (not found.code or self.options.ignore_code)
+    def _acceptable(self, changes: Differences) -> bool:
+        return not changes.reasons and (not changes.code or self.options.ignore_code)
 
-    def _notes(self, name: str, found: Differences) -> tuple[str, ...]:
-        notes = [f"{reason}, which --ignore-code lets pass" for reason in found.code]
+    def _notes(self, name: str, changes: Differences) -> tuple[str, ...]:
+        notes = [f"{reason}, which --ignore-code lets pass" for reason in changes.code]
         parents = parents_of(self.recipe.stages[name])
         return (
             *notes,
@@ -347,8 +347,8 @@ def asked_stages(recipe: RecipeConfig, options: RunOptions, stages: list[str]) -
 def pending_request(run_dir: Path, request: str) -> str | None:
     """The number of the same request in an earlier run that did not come to its end."""
     try:
-        found = json.loads((run_dir / REQUEST).read_text(encoding="utf-8"))
-        return str(found["number"]) if request and found["request"] == request else None
+        earlier = json.loads((run_dir / REQUEST).read_text(encoding="utf-8"))
+        return str(earlier["number"]) if request and earlier["request"] == request else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -56,16 +56,16 @@ def inputs_of(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> dict[
 
 def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:
     """Files and folders on this machine that a stage names, with the place of the key."""
-    found: list[tuple[str, Path]] = []
+    inputs: list[tuple[str, Path]] = []
     for place, text, names in named_things(stage):
         path = _local_file(text, names)
         if names is Names.FUNCTION and path is not None:
             helpers = [file for file in files_of_function(text) if file != path.resolve()]
-            found += [(f"{'.'.join(place)}.imports.{number}", file) for number, file in enumerate(helpers)]
+            inputs += [(f"{'.'.join(place)}.imports.{number}", file) for number, file in enumerate(helpers)]
         if path is not None:
-            found.append((".".join(place), path))
-            found += [(f"{'.'.join(place)}.base", base) for base in _bases(path)]
-    return found
+            inputs.append((".".join(place), path))
+            inputs += [(f"{'.'.join(place)}.base", base) for base in _bases(path)]
+    return inputs
 
 
 def inputs_by_name(stage: BaseConfig, parents: Mapping[str, str]) -> dict[str, str]:

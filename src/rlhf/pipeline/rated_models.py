@@ -51,10 +51,10 @@ class RatedModels:
         best = self.order[0]
         if model == best:
             return None
-        found = self.ratings.difference(model, best)
+        difference = self.ratings.difference(model, best)
         return Estimate(
-            value=ELO_SCALE * found.value, low=ELO_SCALE * found.low, high=ELO_SCALE * found.high, n=found.n,
-            confidence=found.confidence, reason=found.reason,
+            value=ELO_SCALE * difference.value, low=ELO_SCALE * difference.low, high=ELO_SCALE * difference.high, n=difference.n,
+            confidence=difference.confidence, reason=difference.reason,
         )  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -72,15 +72,15 @@ class RatedModels:
 
     def biases(self) -> list[str]:
         """A line for each pair on which a judge, or a member of a jury, prefers a place to a completion."""
-        found = []
+        lines = []
         for (first, second), pair in self.pairs.items():
             judges = {"the judge": pair.comparison.position, **pair.comparison.member_positions}
-            found += [
+            lines += [
                 f"{first} against {second}: {name} {position.preference}."
                 for name, position in judges.items()
                 if position is not None and position.is_biased
             ]
-        return found
+        return lines
 
     def html(self) -> str:
         """The page for a browser: a row for each model, with its win rates against the others."""
@@ -105,7 +105,7 @@ class RatedModels:
         return environment().get_template("ratings.jinja").render(rows=rows, about=ABOUT, notes=notes)
 
     def _rates(self, model: str) -> list[str]:
-        found = []
+        rates = []
         for (first, second), pair in self.pairs.items():
             if model not in (first, second):
                 continue
@@ -116,8 +116,8 @@ class RatedModels:
             numbers = (
                 f"{percentage(value)} [{percentage(low)}, {percentage(high)}]" if rate.measured else "not measured"
             )
-            found.append(f"{numbers} against {other}")
-        return found
+            rates.append(f"{numbers} against {other}")
+        return rates
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -128,7 +128,7 @@ class RatedModels:
             "note": self.note,
             "biases": self.biases(),
             "num_prompts": self.ratings.num_units,
-            "pairs": [found.to_dict() for found in self.pairs.values()],
+            "pairs": [pair.to_dict() for pair in self.pairs.values()],
             "version": __version__,
         }
 
@@ -145,14 +145,14 @@ class RatedModels:
             "| pair | win rate of the first | interval | verdict |",
             "|---|---|---|---|",
         ]
-        for (first, second), found in self.pairs.items():
-            rate = found.comparison.decided_on
+        for (first, second), pair in self.pairs.items():
+            rate = pair.comparison.decided_on
             numbers = (
                 f"{percentage(rate.value)} | {percentage(rate.low)} to {percentage(rate.high)}"
                 if rate.measured
                 else "not measured |"
             )
-            lines.append(f"| {first} against {second} | {numbers} | {found.comparison.verdict} |")
+            lines.append(f"| {first} against {second} | {numbers} | {pair.comparison.verdict} |")
         if biases := self.biases():
             lines += ["", *(f"- {line}" for line in biases)]
         return "\n".join(lines) + "\n"
@@ -188,8 +188,8 @@ def rate_models(
         pairs[a, b] = compare_models(settings, folder / f"{i}-{j}", kept_in=folder, runs=runs, progress=progress)
     matches = [
         (a, b, outcome, prompt)
-        for (a, b), found in pairs.items()
-        for prompt, outcome in found.comparison.per_prompt.items()
+        for (a, b), compared in pairs.items()
+        for prompt, outcome in compared.comparison.per_prompt.items()
         if outcome is not None
     ]
     note = ""

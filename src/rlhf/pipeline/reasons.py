@@ -43,13 +43,13 @@ def differences(was: MadeFrom | None, wanted: MadeFrom, *, stage: BaseConfig, re
     """
     if was is None:
         return Differences(["it was made by an older version, which did not record what from"])
-    found = Differences()
-    _compare_settings(was.settings, wanted.settings, stage, found)
+    changes = Differences()
+    _compare_settings(was.settings, wanted.settings, stage, changes)
     # Where the kind of a thing is another, so is all that it reads.
     moved = [place.removesuffix(".kind") for place, _, _ in changed_settings(was.settings, wanted.settings)]
-    _compare_inputs(was.parents, wanted.parents, moved, redone, found)
-    _compare_code(was.code, wanted.code, found)
-    return found
+    _compare_inputs(was.parents, wanted.parents, moved, redone, changes)
+    _compare_code(was.code, wanted.code, changes)
+    return changes
 
 
 def changed_settings(was: Any, wanted: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -98,18 +98,20 @@ def _entries(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _compare_settings(was: Mapping[str, Any], wanted: Mapping[str, Any], stage: BaseConfig, found: Differences) -> None:
+def _compare_settings(
+    was: Mapping[str, Any], wanted: Mapping[str, Any], stage: BaseConfig, changes: Differences
+) -> None:
     given = stage.model_dump(mode="json", exclude_defaults=True)
     for place, before, now in changed_settings(was, wanted):
         parent = _at(stage, place.split(".")[:-1])
         fixed = not isinstance(parent, Mapping | Sequence)  # whose keys this library decides, and no user
         if now is MISSING and fixed:
-            found.code.append(f"this version has no setting {place} any more")
+            changes.code.append(f"this version has no setting {place} any more")
         elif before is MISSING and fixed and _at(given, place.split(".")) is MISSING:
-            found.code.append(f"this version has a new setting {place}, {shown(now)} by default")
+            changes.code.append(f"this version has a new setting {place}, {shown(now)} by default")
         else:
             first, second = shown_both(before, now)
-            found.reasons.append(f"{place} was {first}, is {second}")
+            changes.reasons.append(f"{place} was {first}, is {second}")
 
 
 def _at(tree: Any, place: Sequence[str]) -> Any:
@@ -125,7 +127,7 @@ def _at(tree: Any, place: Sequence[str]) -> Any:
 
 
 def _compare_inputs(
-    was: Mapping[str, str], wanted: Mapping[str, str], moved: Sequence[str], redone: Set[str], found: Differences
+    was: Mapping[str, str], wanted: Mapping[str, str], moved: Sequence[str], redone: Set[str], changes: Differences
 ) -> None:
     """Inputs that the same settings name, and that hold something else now; ``moved`` are the other settings."""
     reasons: dict[str, None] = {}
@@ -143,7 +145,7 @@ def _compare_inputs(
             reasons[f"{now} was not there before"] = None
         else:
             reasons[f"{now} has other content (sha256 {before_hash[:6]}.. -> {now_hash[:6]}..)"] = None
-    found.reasons += reasons
+    changes.reasons += reasons
 
 
 def _overlap(place: str, other: str) -> bool:
@@ -157,8 +159,8 @@ def _split(parent: str | None) -> tuple[str, str]:
     return source, digest
 
 
-def _compare_code(was: Mapping[str, str], wanted: Mapping[str, str], found: Differences) -> None:
+def _compare_code(was: Mapping[str, str], wanted: Mapping[str, str], changes: Differences) -> None:
     changed = sorted(name for name in {*was, *wanted} if was.get(name) != wanted.get(name))
     if changed:
         more = f" and {len(changed) - FILES_NAMED} more" if len(changed) > FILES_NAMED else ""
-        found.code.append(f"code changed: {', '.join(changed[:FILES_NAMED])}{more}")
+        changes.code.append(f"code changed: {', '.join(changed[:FILES_NAMED])}{more}")

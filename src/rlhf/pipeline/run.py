@@ -372,8 +372,8 @@ class Pipeline:
     def _add_others(self, *, but: Sequence[str]) -> None:
         """Stages of the recipe that this run does not look at, as they are; all in the order of the recipe."""
         for name in self.recipe.stages:
-            if name not in but and (found := Artifact.read(self.run_dir / name)) is not None:
-                self.artifacts[name] = found
+            if name not in but and (artifact := Artifact.read(self.run_dir / name)) is not None:
+                self.artifacts[name] = artifact
         self.artifacts = {name: self.artifacts[name] for name in self.recipe.stages if name in self.artifacts}
 
     def _say_where(self, report: Path, *, only: str | None = None) -> None:

@@ -65,8 +65,10 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
     """Settings and contents of input files that differ, and results side by side."""
     was, wanted = ({k: v for k, v in recipe_of(run).items() if k not in NOT_COMPARED} for run in (first, second))
     settings = tuple((place, *shown_both(a, b)) for place, a, b in changed_settings(was, wanted))
-    found = [_results(run) for run in (first, second)]
-    results = tuple((name, found[0].get(name), found[1].get(name)) for name in dict.fromkeys((*found[0], *found[1])))
+    numbers = [_results(run) for run in (first, second)]
+    results = tuple(
+        (name, numbers[0].get(name), numbers[1].get(name)) for name in dict.fromkeys((*numbers[0], *numbers[1]))
+    )
     hashes = [_input_hashes(run) for run in (first, second)]
     inputs = tuple(
         (place, digest, hashes[1][place])
@@ -79,15 +81,15 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
 
 def _input_hashes(run: Path) -> dict[str, str]:
     """``stages.sft.data`` -> hash of what that file or folder held, of every stage that recorded it; inputs from other stages left out."""
-    found = {}
+    hashes = {}
     for folder in sorted(path for path in run.glob("*") if path.is_dir()):
         record = Artifact.read(folder) or Started.read(folder)
         parents = record.made_from.parents if isinstance(record, Started) else record.parents if record else {}
         for place, parent in parents.items():
             source, _, digest = parent.rpartition("@")
             if not source.startswith(STAGE_INPUT):
-                found[f"stages.{folder.name}.{place}"] = digest
-    return found
+                hashes[f"stages.{folder.name}.{place}"] = digest
+    return hashes
 
 
 def words_for(name: str) -> str:
@@ -103,17 +105,19 @@ def _results(run: Path) -> dict[str, Any]:
     of_evaluations = {
         (name, value) for each in evaluations.values() for name, value in each.items() if _is_number(value)
     }
-    found: dict[str, Any] = {n: v for n, v in tree.items() if _is_number(v) and (n, v) not in of_evaluations}
+    results: dict[str, Any] = {n: v for n, v in tree.items() if _is_number(v) and (n, v) not in of_evaluations}
     for name, each in evaluations.items():
         words = [str(each[key]) for key in ("policy", "baseline", "judge") if each.get(key)]
-        found |= {f"{name}: compared": " / ".join(words)} if words else {}
-        found |= {f"{name}: {key}": each[key] for key in ("verdict", "verdict_title") if isinstance(each.get(key), str)}
-        found |= {f"{name}: {key}": value for key, value in each.items() if key in WORDS and _is_number(value)}
+        results |= {f"{name}: compared": " / ".join(words)} if words else {}
+        results |= {
+            f"{name}: {key}": each[key] for key in ("verdict", "verdict_title") if isinstance(each.get(key), str)
+        }
+        results |= {f"{name}: {key}": value for key, value in each.items() if key in WORDS and _is_number(value)}
     stages = tree.get("stages")
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         metrics = stage.get("metrics") if isinstance(stage, dict) else None
-        found |= {f"{name}: {m}": v for m, v in metrics.items() if _is_number(v)} if isinstance(metrics, dict) else {}
-    return found
+        results |= {f"{name}: {m}": v for m, v in metrics.items() if _is_number(v)} if isinstance(metrics, dict) else {}
+    return results
 
 
 def _is_number(value: Any) -> bool:

@@ -92,7 +92,7 @@ class Removable:
 class Pruning:
     """What was found, and what was removed."""
 
-    found: tuple[Removable, ...]
+    removable: tuple[Removable, ...]
     busy: tuple[str, ...]
     """Runs that live processes work in; nothing of theirs is touched."""
     deleted: bool
@@ -100,12 +100,12 @@ class Pruning:
     @property
     def bytes(self) -> int:
         """Of all that may go, or went."""
-        return sum(item.bytes for item in self.found)
+        return sum(item.bytes for item in self.removable)
 
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
-        found = [{"path": str(item.path), "why": item.why, "bytes": item.bytes} for item in self.found]
-        return {"deleted": self.deleted, "bytes": self.bytes, "found": found, "busy": list(self.busy)}
+        removable = [{"path": str(item.path), "why": item.why, "bytes": item.bytes} for item in self.removable]
+        return {"deleted": self.deleted, "bytes": self.bytes, "found": removable, "busy": list(self.busy)}
 
 
 def run_folders(runs: Path) -> list[Path]:
@@ -167,20 +167,24 @@ def evaluations_of(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     evaluations, stages = summary.get("evaluations"), summary.get("stages")
     if isinstance(evaluations, dict):
         return {str(name): each for name, each in evaluations.items() if isinstance(each, dict)}
-    found = {}
+    metrics_of = {}
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         if isinstance(stage, dict) and stage.get("kind") == EVALUATION and isinstance(stage.get("metrics"), dict):
-            found[str(name)] = stage["metrics"]
-    return found
+            metrics_of[str(name)] = stage["metrics"]
+    return metrics_of
 
 
-def _evaluation_line(found: Mapping[str, Any]) -> str:
+def _evaluation_line(evaluation: Mapping[str, Any]) -> str:
     """``ppo against sft: The model became better, win rate 0.902 [0.877, 0.923]``."""
-    rate, low, high = (found.get(f"win_rate{end}") for end in ("", "_low", "_high"))
-    words = [str(found["verdict_title"])] if found.get("verdict_title") else []
+    rate, low, high = (evaluation.get(f"win_rate{end}") for end in ("", "_low", "_high"))
+    words = [str(evaluation["verdict_title"])] if evaluation.get("verdict_title") else []
     if isinstance(rate, int | float) and isinstance(low, int | float) and isinstance(high, int | float):
         words.append(f"win rate {rate:.3f} [{low:.3f}, {high:.3f}]")
-    who = f"{found['policy']} against {found['baseline']} by {found.get('judge')}: " if found.get("policy") else ""
+    who = (
+        f"{evaluation['policy']} against {evaluation['baseline']} by {evaluation.get('judge')}: "
+        if evaluation.get("policy")
+        else ""
+    )
     return who + ", ".join(words) if words else ""
 
 
@@ -192,25 +196,25 @@ def prune(runs: Sequence[Path], *, whole: bool = False, delete: bool = False) ->
         whole: The runs themselves may go, with everything in them.
         delete: Do it; otherwise only say what would go.
     """
-    found: list[Removable] = []
+    removable: list[Removable] = []
     busy = []
     for run in runs:
         if is_locked(run):
             busy.append(run.name)
             continue
         if not delete:
-            found += _removable(run, whole=whole)
+            removable += _removable(run, whole=whole)
             continue
         with locked(run):
             items = _removable(run, whole=whole)
-            found += items
+            removable += items
             for item in items:
                 _delete(item.path)
     for left in sorted({path for run in runs for path in run.parent.glob(f"{GONE}*")}):
-        found.append(Removable(left, LEFT, size_of(left)))
+        removable.append(Removable(left, LEFT, size_of(left)))
         if delete:
             _delete(left)
-    return Pruning(tuple(found), tuple(busy), delete)
+    return Pruning(tuple(removable), tuple(busy), delete)
 
 
 def size_of(path: Path) -> int:
@@ -228,19 +232,19 @@ def size_of(path: Path) -> int:
 def _removable(run: Path, *, whole: bool) -> list[Removable]:
     if whole:
         return [Removable(run, "the whole run, as asked", size_of(run))]
-    found = {
+    reasons = {
         entry.folder: "made before the present result"
         for entry in previous_of(run)
         if Artifact.read(run / entry.stage) is not None  # else it is the only finished one
     }
     for record in run.glob(f"*/{RECORD}"):
         if not _keeps_checkpoints(run, record.parent.name):
-            found |= dict.fromkeys(record.parent.glob(f"{PREFIX}*"), "checkpoint of a finished stage")
+            reasons |= dict.fromkeys(record.parent.glob(f"{PREFIX}*"), "checkpoint of a finished stage")
     for pattern in LEFTOVERS:
         for path in run.glob(pattern):
-            if not any(other in path.parents for other in found):
-                found[path] = LEFT
-    return [Removable(path, why, size_of(path)) for path, why in sorted(found.items())]
+            if not any(other in path.parents for other in reasons):
+                reasons[path] = LEFT
+    return [Removable(path, why, size_of(path)) for path, why in sorted(reasons.items())]
 
 
 def _keeps_checkpoints(run: Path, stage: str) -> bool:
@@ -309,7 +313,7 @@ def recipe_of(run: Path) -> dict[str, Any]:
 def json_of(path: Path) -> dict[str, Any]:
     """A JSON object; empty where it can't be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -105,8 +105,8 @@ class StagedRun:
     def history(self) -> list[FinishedStage]:
         """Records of the finished stages, oldest first: headline, metrics, seconds."""
         records = [Artifact.read(self.run_dir / name) for name in self.stages]
-        found = [self._finished(record) for record in records if record is not None]
-        return sorted(found, key=lambda record: record.finished)
+        finished = [self._finished(record) for record in records if record is not None]
+        return sorted(finished, key=lambda record: record.finished)
 
     def _finished(self, record: Artifact) -> FinishedStage:
         values = {item.name: getattr(record, item.name) for item in fields(record)}

@@ -58,29 +58,29 @@ def learned_from(
     unfinished = (file.parent for file in Path(runs).glob(f"*/*/{STARTED}"))  # whose checkpoints have weights, too
     folders = dict.fromkeys([*all_stage_folders(Path(runs)), *unfinished])
     stages = {folder: artifact for folder in folders if (artifact := record_of(folder)) is not None}
-    found: dict[Path, Learned] = {}
+    by_folder: dict[Path, Learned] = {}
     for folder, artifact in stages.items():
         for parent in artifact.parents.values():
             source, _, digest = parent.rpartition("@")
             listed = read_trace_list(folder / FOLDER / f"{digest}.json") if not source.startswith(STAGE_INPUT) else []
             number = sum(one in wanted or one.is_called(name) for one in listed)
             if number or digest in contents:
-                found.setdefault(folder, Learned(folder, artifact.key, source, _weights(folder, artifact), number))
+                by_folder.setdefault(folder, Learned(folder, artifact.key, source, _weights(folder, artifact), number))
     reached = True
     while reached:
         reached = False
         for folder, artifact in stages.items():
-            if folder not in found and (before := next(_from(artifact, folder, found), None)) is not None:
-                found[folder] = Learned(folder, artifact.key, str(before.stage), _weights(folder, artifact))
+            if folder not in by_folder and (before := next(_from(artifact, folder, by_folder), None)) is not None:
+                by_folder[folder] = Learned(folder, artifact.key, str(before.stage), _weights(folder, artifact))
                 reached = True
-    return list(found.values())
+    return list(by_folder.values())
 
 
-def _from(artifact: Artifact, folder: Path, found: Mapping[Path, Learned]) -> Iterator[Learned]:
+def _from(artifact: Artifact, folder: Path, by_folder: Mapping[Path, Learned]) -> Iterator[Learned]:
     """Those among the stages found that a stage goes on from, in its run or in another one."""
     for parent in artifact.parents.values():
         source, _, digest = parent.rpartition("@")
-        for one in found.values():
+        for one in by_folder.values():
             if source.startswith(STAGE_INPUT):
                 if digest == one.key and one.weights:
                     yield one

@@ -56,15 +56,15 @@ def read_history(folder: Path) -> list[Event]:
         text = path.read_bytes()
     except FileNotFoundError:
         return []
-    found = []
+    events = []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            found.append(Event(**json.loads(line)))
+            events.append(Event(**json.loads(line)))
         except (ValueError, TypeError) as err:
             raise DataError(
                 f"{path}:{number} is not an event of a registry: {err}. Restore the file from a copy."
             ) from err
-    return found
+    return events
 
 
 def append_event(folder: Path, event: Event) -> None:

@@ -87,21 +87,21 @@ class Registry:
 
     def versions(self) -> list[Version]:
         """All whose record can be read, oldest first; ``damaged`` has the others."""
-        found = []
+        versions = []
         for number in self._numbers():
             with contextlib.suppress(ModelError):
-                found.append(self.version(number))
-        return found
+                versions.append(self.version(number))
+        return versions
 
     def damaged(self) -> dict[int, str]:
         """Version -> why it can't be used: its record can't be read, or an alias names it and its folder is gone."""
-        found = {}
+        damaged = {}
         for number in sorted({*self._numbers(), *self.aliases().values()}):
             try:
                 self.version(number)
             except ModelError as err:
-                found[number] = str(err)
-        return found
+                damaged[number] = str(err)
+        return damaged
 
     def version(self, number: int) -> Version:
         """One of them.
@@ -121,10 +121,10 @@ class Registry:
 
     def aliases(self) -> dict[str, int]:
         """Alias -> version, as the history says."""
-        found: dict[str, int | None] = {}
+        aliases: dict[str, int | None] = {}
         for event in read_history(self.folder):
-            found[event.alias] = event.version
-        return {alias: version for alias, version in found.items() if version is not None}
+            aliases[event.alias] = event.version
+        return {alias: version for alias, version in aliases.items() if version is not None}
 
     def current(self, alias: str = CHAMPION) -> Version | None:
         """What an alias names; None where it names nothing."""
@@ -219,8 +219,8 @@ class Registry:
             return None
         digest = sha256(evidence)
         with self._locked():
-            found = [event for event in self.history(alias) if event.evidence.get("sha256") == digest]
-        return found[-1] if found else None
+            events = [event for event in self.history(alias) if event.evidence.get("sha256") == digest]
+        return events[-1] if events else None
 
     def rollback(self, alias: str = CHAMPION, *, reason: str = "", to: int | None = None) -> Version:
         """Let an alias name an earlier version again: what it named before its present one, or a given version.
@@ -320,12 +320,12 @@ class Registry:
         candidate: str = "",
     ) -> None:
         """Add to the history, then set the link."""
-        found: dict[str, str] = {}
+        proof: dict[str, str] = {}
         if evidence is not None:
-            found = {"file": str(Path(evidence).resolve()), "sha256": sha256(evidence)}
+            proof = {"file": str(Path(evidence).resolve()), "sha256": sha256(evidence)}
         event = Event(
             time=_now(), action=action, alias=alias, version=version, previous=self.aliases().get(alias),
-            candidate=candidate, reason=reason, evidence=found, by=_user(),
+            candidate=candidate, reason=reason, evidence=proof, by=_user(),
         )  # fmt: skip
         append_event(self.folder, event)
         if version is not None:
@@ -385,12 +385,12 @@ def _content(files: Mapping[str, str]) -> str:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    found = sorted(folder.rglob("*"))
-    if dangling := [path for path in found if path.is_symlink() and not path.exists()]:
+    paths = sorted(folder.rglob("*"))
+    if dangling := [path for path in paths if path.is_symlink() and not path.exists()]:
         raise ModelError(
             f"{dangling[0]} is a link to {os.readlink(dangling[0])}, which does not exist; fix or remove it."
         )
-    return [path for path in found if path.is_file()]
+    return [path for path in paths if path.is_file()]
 
 
 def _with_base(source: Path, copy: Path, files: Mapping[str, str]) -> dict[str, str]:
@@ -409,8 +409,8 @@ def _lineage(source: Path) -> dict[str, Any]:
     """What the record next to a model says of who made it."""
     record = source.parent / "artifact.json"
     try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-        return {"run": str(record.parent.parent), "stage": str(found["stage"]), "key": str(found["key"])}
+        artifact = json.loads(record.read_text(encoding="utf-8"))
+        return {"run": str(record.parent.parent), "stage": str(artifact["stage"]), "key": str(artifact["key"])}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 

@@ -130,10 +130,10 @@ class ConstitutionalRewardWrapper:
             for component, verdict in zip(self.components, said.values(), strict=True)
         ]
         reward = weighted.pop() if self.has_reward else 0.0
-        found = [value for value in weighted if value is not None]
-        if reward is None or not found:
+        scores = [value for value in weighted if value is not None]
+        if reward is None or not scores:
             return None
-        return reward + (min(found) if self.combine == "min" else math.fsum(found))
+        return reward + (min(scores) if self.combine == "min" else math.fsum(scores))
 
     def close(self) -> None:
         """End the processes of the judges."""

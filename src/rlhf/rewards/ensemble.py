@@ -122,8 +122,8 @@ class EnsembleReward:
             sound = [standardized(verdicts) for verdicts in sound]
         scores: list[float] = []
         spread: list[float | None] = []
-        for place, found in enumerate(zip(*sound, strict=True)):
-            said = [verdict for verdict in found if verdict is not None]
+        for place, of_row in enumerate(zip(*sound, strict=True)):
+            said = [verdict for verdict in of_row if verdict is not None]
             if not said and place not in errors:
                 errors[place] = f"no reward applies to it: {', '.join(self.names)} all returned None"
                 if self.on_error == "raise":

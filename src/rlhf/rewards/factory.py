@@ -111,17 +111,17 @@ def build_reward(
     """
     if isinstance(specs, str) and specs in REWARDS.registered:
         return REWARDS.build(specs, tokenizer=tokenizer, on_error=on_error)
-    found = [
+    configs = [
         _validated(spec) for spec in (specs if isinstance(specs, Sequence) and not isinstance(specs, str) else [specs])
     ]
     context = RewardContext(tokenizer, on_error, folder)
-    scorers = [_debiased(_builder(spec)(spec, context), spec) for spec in found]
-    if len(found) == 1 and found[0].weight == 1 and not found[0].normalize:
+    scorers = [_debiased(_builder(spec)(spec, context), spec) for spec in configs]
+    if len(configs) == 1 and configs[0].weight == 1 and not configs[0].normalize:
         return scorers[0]
     return CompositeReward(
         [
             Component(scorer=scorer, weight=spec.weight, normalize=spec.normalize)
-            for scorer, spec in zip(scorers, found, strict=True)
+            for scorer, spec in zip(scorers, configs, strict=True)
         ],
         on_error=on_error,
     )
@@ -179,8 +179,8 @@ def _debiased(scorer: Scorer, spec: RewardBase) -> Scorer:
 
 def _builder(spec: RewardBase) -> Callable[[Any, RewardContext], Scorer]:
     module, _, name = spec.builds.partition(":")
-    found: Callable[[Any, RewardContext], Scorer] = getattr(importlib.import_module(module), name)
-    return found
+    builder: Callable[[Any, RewardContext], Scorer] = getattr(importlib.import_module(module), name)
+    return builder
 
 
 def _validated(spec: Any) -> Any:

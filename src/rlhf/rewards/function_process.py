@@ -86,8 +86,8 @@ class FunctionProcess:
                 raise CallError(Failure(reason, slow=True, worker_lost=True)) from None
         if failure is not None:
             raise CallError(failure)
-        found: list[float | Odd | None] = verdicts
-        return found
+        scores: list[float | Odd | None] = verdicts
+        return scores
 
     def start(self) -> bool:
         """Start the process and let it import the function, if it does not run yet.

@@ -46,10 +46,10 @@ def needs_this_process(function: Callable[..., Any]) -> bool:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name.isidentifier():
         return True
-    return getattr(sys.modules.get(module), name, None) is not function or not _can_be_found(module)
+    return getattr(sys.modules.get(module), name, None) is not function or not _is_importable(module)
 
 
-def _can_be_found(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # made by hand, such as one of a notebook
@@ -81,8 +81,8 @@ def settings_of(named: Mapping[str, Any], function: Any) -> dict[str, Any]:
 
 def warning_about(text: str) -> str:
     """What a run says of a function in memory."""
-    found = _NAME.fullmatch(text.removeprefix(PREFIX))
-    own = found["own"] if found is not None else text
+    parts = _NAME.fullmatch(text.removeprefix(PREFIX))
+    own = parts["own"] if parts is not None else text
     never = "; its source code or a value that it uses can't be read, so this stage is never reused" * (
         UNREADABLE in text
     )
@@ -100,11 +100,11 @@ def __getattr__(name: str) -> Any:
     """
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    found = _NAME.fullmatch(name)
-    if found is None:
+    parts = _NAME.fullmatch(name)
+    if parts is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     raise ConfigError(
-        f"The function {found['own']!r} was in the memory of another process, and this one does not have it: repeat the call that was "
+        f"The function {parts['own']!r} was in the memory of another process, and this one does not have it: repeat the call that was "
         "given the function, such as train_grpo(reward=...), or name one as package.module:function or path/to/file.py:function."
     )
 

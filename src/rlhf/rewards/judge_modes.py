@@ -174,13 +174,13 @@ def _reference(siblings: Siblings, column: str | None) -> str | None:
     """What the prompt's row says its completions are compared with; None where they are with each other."""
     if column is None:
         return None
-    found = siblings.prompt.columns.get(column)
-    if not isinstance(found, str):
+    reference = siblings.prompt.columns.get(column)
+    if not isinstance(reference, str):
         raise RewardError(
             f"The judge compares completions of the prompt {siblings.prompt.id!r} with its column {column!r}, which holds "
-            f"{'nothing' if found is None else f'a {type(found).__name__}'}; wanted a text."
+            f"{'nothing' if reference is None else f'a {type(reference).__name__}'}; wanted a text."
         )
-    return found
+    return reference
 
 
 def _shares_won(count: int, compared: Sequence[_Compared], votes: Sequence[Vote]) -> Shares:

@@ -111,10 +111,12 @@ class JudgeReward:
         groups = sibling_groups(prompts, completions)
         asked = [questions_about(group, self.config, symmetric=self.judge.symmetric) for group in groups]
         votes = iter(self._votes([pair for pairs, _ in asked for pair in pairs]))
-        found = _gathered(groups, [(list(islice(votes, len(pairs))), read) for pairs, read in asked], len(completions))
+        gathered = _gathered(
+            groups, [(list(islice(votes, len(pairs))), read) for pairs, read in asked], len(completions)
+        )
         low, high = self.config.score_range
-        scores = [None if share is None else low + share * (high - low) for share in found.shares]
-        failures = {place: Failure(found.reasons[place]) for place, score in enumerate(scores) if score is None}
+        scores = [None if share is None else low + share * (high - low) for share in gathered.shares]
+        failures = {place: Failure(gathered.reasons[place]) for place, score in enumerate(scores) if score is None}
         if self.folder is not None:
             self._write_record(self.folder)
         if self.on_error == "raise":
@@ -122,10 +124,10 @@ class JudgeReward:
         result = score_result(self.name, scores, failures)
         parts: dict[str, list[float | None]] = dict(result.per_component)
         for number, criterion in enumerate(self.criteria):
-            parts[f"{self.name}/{criterion}"] = [grades[number] if grades else None for grades in found.criteria]
-        parts[f"{self.name}/unparsed"] = list(found.unparsed)
-        if any(value is not None for value in found.first_preferred):
-            parts[f"{self.name}/first_preferred"] = found.first_preferred
+            parts[f"{self.name}/{criterion}"] = [grades[number] if grades else None for grades in gathered.criteria]
+        parts[f"{self.name}/unparsed"] = list(gathered.unparsed)
+        if any(value is not None for value in gathered.first_preferred):
+            parts[f"{self.name}/first_preferred"] = gathered.first_preferred
         return ScoreResult(result.scores, parts, result.errors)
 
     def record(self) -> dict[str, Any]:
@@ -187,16 +189,16 @@ def _asked_so(judge: PairwiseJudge, config: JudgeRewardConfig) -> PairwiseJudge:
 
 def _gathered(groups: Sequence[Siblings], answered: Sequence[tuple[Sequence[Vote], Reader]], count: int) -> Shares:
     """The shares of all completions of a call, in its order."""
-    found = Shares([None] * count, [""] * count, [()] * count, [0.0] * count, [None] * count)
+    gathered = Shares([None] * count, [""] * count, [()] * count, [0.0] * count, [None] * count)
     for group, (votes, read) in zip(groups, answered, strict=True):
         own = read(votes)
         for number, place in enumerate(group.places):
-            found.shares[place] = own.shares[number]
-            found.reasons[place] = own.reasons[number]
-            found.criteria[place] = own.criteria[number]
-            found.unparsed[place] = own.unparsed[number]
-            found.first_preferred[place] = own.first_preferred[number] if own.first_preferred else None
-    return found
+            gathered.shares[place] = own.shares[number]
+            gathered.reasons[place] = own.reasons[number]
+            gathered.criteria[place] = own.criteria[number]
+            gathered.unparsed[place] = own.unparsed[number]
+            gathered.first_preferred[place] = own.first_preferred[number] if own.first_preferred else None
+    return gathered
 
 
 def _problem(config: JudgeRewardConfig) -> str:

@@ -58,8 +58,8 @@ def length_debiased(scores: ArrayLike, lengths: ArrayLike, *, frac: float = FRAC
         )  # a window of one length has no line: statsmodels gives it the score of its first completion
     lowess = require("statsmodels.nonparametric.smoothers_lowess", extra="eval", needed_for="A length-debiased reward")
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: NDArray[Any] = lowess.lowess(y, logs, frac=frac, return_sorted=False)
-    fit = found if np.isfinite(found).all() else line
+        smooth: NDArray[Any] = lowess.lowess(y, logs, frac=frac, return_sorted=False)
+    fit = smooth if np.isfinite(smooth).all() else line
     return y - fit + fit.mean()
 
 

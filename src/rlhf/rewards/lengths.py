@@ -60,15 +60,15 @@ class LengthRule:
             check_lengths(self.limit, groups, prompts, completions, who=who)
             return list(groups)
         limit = max(2, self.limit - room)
-        found: list[Group] = []
+        kept: list[Group] = []
         for group in groups:
             if all(len(group.prefix) + len(branch.tokens) <= limit for branch in group.branches):
-                found.append(group)
+                kept.append(group)
                 continue
             for branch in group.branches:
                 self.num_cut += len(group.prefix) + len(branch.tokens) > limit
-                found.append(_cut(group, branch, limit, bos))
-        return found
+                kept.append(_cut(group, branch, limit, bos))
+        return kept
 
     def told(self, whom: str) -> str:
         """What was cut, in a sentence; empty where nothing was."""

@@ -83,7 +83,7 @@ class LexiconReward:
     def valences(self, text: str) -> list[float]:
         """The valence of each rated word, negation applied, in order."""
         words = [bare_word(word) for word in text.lower().split()]
-        found = []
+        valences = []
         for place, word in enumerate(words):
             valence = self.lexicon.get(word)
             if valence is None:
@@ -91,8 +91,8 @@ class LexiconReward:
             before = words[max(0, place - NEGATION_REACH) : place]
             if self.negation and any(map(is_negation, before)):
                 valence *= NEGATION_FACTOR
-            found.append(valence)
-        return found
+            valences.append(valence)
+        return valences
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
         """See ``Scorer``."""

@@ -150,9 +150,9 @@ class ServiceReward:
         failures: dict[int, Failure] = {}
         for start, request in zip(starts, requests, strict=True):
             assert request.answer is not None
-            found, wrong = checked(request.answer.verdicts, len(completions[start : start + self.request_size]))
+            sound, wrong = checked(request.answer.verdicts, len(completions[start : start + self.request_size]))
             wrong |= {place: Failure(f"it says {reason!r}") for place, reason in request.answer.errors.items()}
-            verdicts += [None if place in wrong else verdict for place, verdict in enumerate(found)]
+            verdicts += [None if place in wrong else verdict for place, verdict in enumerate(sound)]
             failures |= {start + place: failure for place, failure in wrong.items()}
         return verdicts, failures
 
@@ -177,11 +177,11 @@ class ServiceReward:
 
     def _answer(self, content: bytes, content_type: str, count: int) -> Answer:
         try:
-            found = json.loads(content)
+            document = json.loads(content)
         except (ValueError, RecursionError):
             beginning = shown(content[:1000].decode("utf-8", errors="replace"))
             raise AnswerError(f"is not JSON (its content type is {content_type}): {beginning!r}") from None
-        answer = self._format.answer(found)
+        answer = self._format.answer(document)
         try:
             checked(answer.verdicts, count)
         except CallError:
@@ -222,13 +222,13 @@ def filled_header(value: str, header: str) -> str:
 
     def of(match: re.Match[str]) -> str:
         variable = match[1] or match[2]
-        found = os.environ.get(variable)
-        if found is None:
+        value = os.environ.get(variable)
+        if value is None:
             raise ConfigError(
                 f"The header {header!r} of a reward service needs the environment variable {variable}, which is not set; "
                 "export it before the run."
             )
-        return found
+        return value
 
     filled = VARIABLE.sub(of, value)
     if not (filled.isascii() and filled.isprintable()):

@@ -62,46 +62,46 @@ def _sglang_body(arguments: Mapping[str, Any], texts: Sequence[str]) -> dict[str
     return {"text": list(texts)}
 
 
-def _rlhf_answer(found: Any) -> Answer:
-    if isinstance(found, list):
-        return Answer([_verdict(value) for value in found], {})
-    scores = _member(found, "scores", "rewards")
-    return Answer([_verdict(value) for value in scores], _errors(found.get("errors")))
+def _rlhf_answer(document: Any) -> Answer:
+    if isinstance(document, list):
+        return Answer([_verdict(value) for value in document], {})
+    scores = _member(document, "scores", "rewards")
+    return Answer([_verdict(value) for value in scores], _errors(document.get("errors")))
 
 
-def _openrlhf_answer(found: Any) -> Answer:
-    return Answer([_verdict(_single(value)) for value in _member(found, "rewards", "scores")], {})
+def _openrlhf_answer(document: Any) -> Answer:
+    return Answer([_verdict(_single(value)) for value in _member(document, "rewards", "scores")], {})
 
 
-def _vllm_answer(found: Any) -> Answer:
-    items = _member(found, "data")
+def _vllm_answer(document: Any) -> Answer:
+    items = _member(document, "data")
     if all(isinstance(item, Mapping) and isinstance(item.get("index"), int) for item in items):
         items = sorted(items, key=lambda item: item["index"])
     return Answer([_verdict(_single(_first(item, "data", "probs"))) for item in items], {})
 
 
-def _sglang_answer(found: Any) -> Answer:
-    items = found if isinstance(found, list) else [found]
+def _sglang_answer(document: Any) -> Answer:
+    items = document if isinstance(document, list) else [document]
     return Answer([_verdict(_single(_first(item, "embedding"))) for item in items], {})
 
 
-def _member(found: Any, *names: str) -> list[Any]:
+def _member(document: Any, *names: str) -> list[Any]:
     """The first of these keys that an answer has; it must hold a list."""
-    value = _first(found, *names)
+    value = _first(document, *names)
     if not isinstance(value, list):
         raise AnswerError(f"has no list of scores under {names[0]!r}, but {shown(value)}")
     return value
 
 
-def _first(found: Any, *names: str) -> Any:
-    if isinstance(found, Mapping):
+def _first(document: Any, *names: str) -> Any:
+    if isinstance(document, Mapping):
         for name in names:
-            if name in found:
-                return found[name]
+            if name in document:
+                return document[name]
         raise AnswerError(
-            f"has no key {' or '.join(map(repr, names))}; it has {', '.join(map(repr, list(found)[:8])) or 'none'}"
+            f"has no key {' or '.join(map(repr, names))}; it has {', '.join(map(repr, list(document)[:8])) or 'none'}"
         )
-    raise AnswerError(f"is not a JSON object with {' or '.join(map(repr, names))}, but {shown(found)}")
+    raise AnswerError(f"is not a JSON object with {' or '.join(map(repr, names))}, but {shown(document)}")
 
 
 def _single(value: Any) -> Any:
@@ -127,16 +127,16 @@ def _verdict(value: Any) -> float | Odd | None:
     return Odd(shown(value))
 
 
-def _errors(found: Any) -> dict[int, str]:
+def _errors(reasons: Any) -> dict[int, str]:
     """Place -> reason, of a mapping with places as keys or of a list with null where all is well."""
-    if not found:
+    if not reasons:
         return {}
     try:
-        pairs = enumerate(found) if isinstance(found, list) else found.items()
+        pairs = enumerate(reasons) if isinstance(reasons, list) else reasons.items()
         return {int(place): str(reason) for place, reason in pairs if reason}
     except (AttributeError, ValueError):
         raise AnswerError(
-            f'has "errors" that are {shown(found)}; wanted {{"place": "why"}} or a list with null where all is well'
+            f'has "errors" that are {shown(reasons)}; wanted {{"place": "why"}} or a list with null where all is well'
         ) from None
 
 

@@ -123,8 +123,8 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
     def _scores(self, groups: list[Group]) -> list[float]:
         batch = pack_steps(groups).to(self.model.device)
         step_scores, (_, step_seq) = self.model.step_scores(batch), step_rows(batch)
-        found = aggregate_steps(step_scores, step_seq, batch.num_sequences, how=self.aggregate).exp()
-        scores: list[float] = found.float().cpu().tolist()
+        probabilities = aggregate_steps(step_scores, step_seq, batch.num_sequences, how=self.aggregate).exp()
+        scores: list[float] = probabilities.float().cpu().tolist()
         return scores
 
 

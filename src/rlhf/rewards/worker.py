@@ -90,8 +90,8 @@ def find_function(spec: str) -> Callable[..., Any]:
             f"{source} has no function {name!r}.{did_you_mean(name, known)} "
             f"Its functions are: {', '.join(known) or 'none'}"
         )
-    found: Callable[..., Any] = function
-    return found
+    function_of_name: Callable[..., Any] = function
+    return function_of_name
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[float | Odd | None]:

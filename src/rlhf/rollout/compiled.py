@@ -106,14 +106,14 @@ class CompiledModel(FusedModel):
         """The layers' weights and norms, where every product is in tiles and every activation in C."""
         if not all(isinstance(layer.activation, SILU) for layer in self.layers):
             return None
-        found = []
+        tiles = []
         for layer, floors in zip(self.layers, self._floors, strict=True):
             maps = (layer.qkv, layer.out, layer.gate_up, layer.down)
             tiled = [one for one in maps if isinstance(one, TiledLinear)]
             if len(tiled) < len(maps):
                 return None
-            found.append((tiled, floors))
-        return DecodeWeights(found)
+            tiles.append((tiled, floors))
+        return DecodeWeights(tiles)
 
     def _decode(self, x: Tensor, step: DecodeStep, weights: DecodeWeights, layout: DecodeLayout) -> None:
         """All layers: x float32 [R, H], embeddings, becomes what the last layer gives."""
@@ -140,9 +140,9 @@ class CompiledModel(FusedModel):
         if "step" not in layout.derived:
             group = torch.from_numpy(layout.group)
             layout.derived["step"] = DecodeStep(layout.row_lens, group, longest=layout.longest)
-        found: DecodeStep = layout.derived["step"]
-        found.move(positions, layout.positions(), self.rotations, place=layout.place, room=layout.room)
-        return found
+        step: DecodeStep = layout.derived["step"]
+        step.move(positions, layout.positions(), self.rotations, place=layout.place, room=layout.room)
+        return step
 
 
 def can_compile(model: PreTrainedModel, settings: Mapping[nn.Module, AttentionSettings], dtype: torch.dtype) -> bool:
@@ -177,5 +177,5 @@ def _described(norm: HeadNorm) -> tuple[Tensor, float]:
 
 def _head_width(model: PreTrainedModel) -> int:
     backbone: Any = split_head(model)[0]
-    found: int = backbone.layers[0].self_attn.head_dim
-    return found
+    width: int = backbone.layers[0].self_attn.head_dim
+    return width

@@ -262,8 +262,8 @@ class SamplingRun:
         for row, (place, _) in enumerate(self.requests):
             rows_of.setdefault(place, []).append(row)
         for place, rows in rows_of.items():
-            found = completion_texts(self.tokenizer, self.prompts[place].ids, [tokens[row] for row in rows])
-            for row, text in zip(rows, found, strict=True):
+            decoded = completion_texts(self.tokenizer, self.prompts[place].ids, [tokens[row] for row in rows])
+            for row, text in zip(rows, decoded, strict=True):
                 texts[row] = text
         return texts
 

@@ -147,8 +147,8 @@ class FusedModel:
         def make(weight: Tensor, bias: Tensor | None) -> Product:
             return Int8Projection(weight, bias) if int8 and is_large(weight) else self.product(weight, bias)
 
-        found, head = split_head(model)
-        backbone: Any = found
+        body, head = split_head(model)
+        backbone: Any = body
         self.head: OutputHead = head
         self.dtype = dtype
         self.embedding: Tensor = backbone.embed_tokens.weight
@@ -210,10 +210,10 @@ def has_shape(model: PreTrainedModel) -> bool:
 
     Equal parts may still be put together in other ways; only a comparison tells.
     """
-    found, head = split_head(model)
-    backbone: Any = found
+    body, head = split_head(model)
+    backbone: Any = body
     parameters = list(model.parameters())
-    if {p.dtype for p in parameters} != {torch.float32} or _parts(found) != BACKBONE_PARTS:
+    if {p.dtype for p in parameters} != {torch.float32} or _parts(body) != BACKBONE_PARTS:
         return False
     if getattr(backbone.rotary_emb, "rope_type", None) not in FIXED_ROTATIONS or type(head.module) is not nn.Linear:
         return False
@@ -255,8 +255,8 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _eps(module: nn.Module) -> float | None:
-    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return float(found) if isinstance(found, float) else None
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return float(epsilon) if isinstance(epsilon, float) else None
 
 
 def _norm(module: nn.Module, dtype: torch.dtype) -> tuple[Norm, Tensor]:

@@ -124,8 +124,8 @@ def compare(
                 types = {torch.float32, compiled or torch.float32}
                 fused = [_build(model, settings, dtype, compiled=compiled is not None) for dtype in types]
             for one in fused:
-                found = _logits(_decoder(model, KVCache(), one, first), rows)
-                share = float((found - own).abs().amax() / own.abs().amax().clamp(min=1))
+                logits = _logits(_decoder(model, KVCache(), one, first), rows)
+                share = float((logits - own).abs().amax() / own.abs().amax().clamp(min=1))
                 allowed = TOLERANCE if one.dtype == torch.float32 else HALF_TOLERANCE
                 gaps.append(share / allowed)
     if all(gap <= 1 for gap in gaps):  # false for NaN
@@ -159,8 +159,8 @@ def _decoder(model: PreTrainedModel, cache: KVCache, fused: FusedModel | None, f
 
 def _logits(decoder: PackedDecoder, rows: list[list[int]]) -> Tensor:
     """[steps, rows, V]; what is fed are tokens of the prompts, so that both ways are fed the same."""
-    found = [decoder.prefill(rows, np.arange(len(rows)), CHECK_STEPS)]
+    logits = [decoder.prefill(rows, np.arange(len(rows)), CHECK_STEPS)]
     for step in range(CHECK_STEPS):
-        tokens = torch.tensor([ids[step % len(ids)] for ids in rows], device=found[0].device)
-        found.append(decoder.step(tokens))
-    return torch.stack(found)
+        tokens = torch.tensor([ids[step % len(ids)] for ids in rows], device=logits[0].device)
+        logits.append(decoder.step(tokens))
+    return torch.stack(logits)

@@ -25,7 +25,7 @@ class GroupLookup:
             ngram_tokens: So many tokens must agree.
         """
         self.ngram_tokens = ngram_tokens
-        self._found: dict[tuple[int, ...], tuple[list[int], int]] = {}
+        self._places: dict[tuple[int, ...], tuple[list[int], int]] = {}
         """A sequence of tokens -> the text that contains it and the position after it."""
         self._texts: dict[int, list[int]] = {}
         """Of each completion, with as much of the prompt before it as a run of tokens can reach back."""
@@ -49,11 +49,11 @@ class GroupLookup:
             most: So many tokens at most.
         """
         text = self._texts[row]
-        found = self._found.get(tuple(text[-self.ngram_tokens :]))
-        return [] if found is None or most < 1 else found[0][found[1] : found[1] + most]
+        place = self._places.get(tuple(text[-self.ngram_tokens :]))
+        return [] if place is None or most < 1 else place[0][place[1] : place[1] + most]
 
     def _note(self, text: list[int], first: int) -> None:
         """Remember the runs that begin at the place ``first`` or later; the last one of a text has nothing behind it yet."""
         width = self.ngram_tokens
         for start in range(first, len(text) - width):
-            self._found[tuple(text[start : start + width])] = (text, start + width)
+            self._places[tuple(text[start : start + width])] = (text, start + width)

@@ -39,8 +39,8 @@ class DraftCounts:
         """As metrics; empty where no pass was made."""
         if not self.row_steps:
             return {}
-        found = {"rollout/tokens_per_forward": 1 + self.accepted / self.row_steps}
-        return found | ({"rollout/draft_accept_frac": self.accepted / self.drafted} if self.drafted else {})
+        figures = {"rollout/tokens_per_forward": 1 + self.accepted / self.row_steps}
+        return figures | ({"rollout/draft_accept_frac": self.accepted / self.drafted} if self.drafted else {})
 
 
 class DraftedRun(SamplingRun):
@@ -145,11 +145,11 @@ class DraftedRun(SamplingRun):
 
     def _lookup(self, row: int) -> GroupLookup:
         place = self.requests[row][0]
-        found = self._lookups.get(place)
-        if found is None:
+        lookup = self._lookups.get(place)
+        if lookup is None:
             prompt = self.prompts[place].ids
-            found = self._lookups[place] = GroupLookup(prompt, ngram_tokens=self.config.ngram_tokens)
-        return found
+            lookup = self._lookups[place] = GroupLookup(prompt, ngram_tokens=self.config.ngram_tokens)
+        return lookup
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -20,16 +20,16 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     Raises:
         ModelError: None of them has one.
     """
-    found: set[int] = set()
+    ids: set[int] = set()
     for owner in (getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer):
         value: Any = getattr(owner, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or [])
-    if not found:
+        ids.update([value] if isinstance(value, int) else value or [])
+    if not ids:
         raise ModelError(
             f"Nothing says which token ends a text for {type(model).__name__}: set eos_token in the tokenizer or "
             "eos_token_id in generation_config.json."
         )
-    return sorted(found)
+    return sorted(ids)
 
 
 class StopTexts:

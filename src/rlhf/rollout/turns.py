@@ -164,10 +164,10 @@ class Turns:
             {"role": self.role, "content": ENVIRONMENT},
         ]
         text = self._chat.render(messages, prompt.columns, prompt.id, add_generation_prompt=True)
-        _, found, glue = text.partition(POLICY)
-        before, also_found, after = glue.partition(ENVIRONMENT)
-        if not found or not also_found:
-            missing = "assistant" if not found else self.role
+        _, mark, glue = text.partition(POLICY)
+        before, second_mark, after = glue.partition(ENVIRONMENT)
+        if not mark or not second_mark:
+            missing = "assistant" if not mark else self.role
             raise ModelError(
                 f"The chat template leaves out what the role {missing!r} says where the policy and its environment take turns, so "
                 "turns can't be rendered; give another chat_template, or another environment.role."

@@ -163,7 +163,7 @@ class VLLMEngine:
         self._push_first()
         ends = eos_ids(model, self.policy.tokenizer)
         requests = number_samples(prompts, num_samples)
-        found = self._session.ask(
+        completions = self._session.ask(
             "generate",
             prompts=[list(map(int, prompt.ids)) for prompt in prompts],
             places=[place for place, _ in requests],
@@ -174,11 +174,11 @@ class VLLMEngine:
             max_tokens=sampling.max_new_tokens,
             stop_ids=ends,
         )["completions"]
-        if len(found) != len(requests):
-            raise TrainingError(f"vLLM gave {len(found)} completions, and {len(requests)} were asked for.")
+        if len(completions) != len(requests):
+            raise TrainingError(f"vLLM gave {len(completions)} completions, and {len(requests)} were asked for.")
         stop = StopTexts(self.policy.tokenizer, sampling.stop)
         results: list[list[Completion]] = [[] for _ in prompts]
-        for (place, sample), (tokens, logprobs, reason) in zip(requests, found, strict=True):
+        for (place, sample), (tokens, logprobs, reason) in zip(requests, completions, strict=True):
             _check_sample(prompts[place], tokens, logprobs, reason)
             length, finish = _end_of(tokens, ends, stop)
             results[place].append(

@@ -103,8 +103,8 @@ class WorkerProcess:
             raise WorkerLostError(f"answered another request than {op!r}")
         if "error" in answer:
             raise WorkerRefusedError(answer["error"]["kind"], answer["error"]["message"])
-        found: dict[str, Any] = answer["answer"]
-        return found
+        reply: dict[str, Any] = answer["answer"]
+        return reply
 
     def close(self, *, grace_seconds: float = GOODBYE_SECONDS) -> None:
         """End it, and whatever it has started."""

@@ -190,10 +190,10 @@ class Session:
     def _check_version(self, version: str) -> None:
         self.vllm = version
         match = re.match(r"(\d+)\.(\d+)", version)
-        found = (int(match[1]), int(match[2])) if match else (0, 0)
-        if self.config.any_version or OLDEST <= found < BEFORE:
+        numbers = (int(match[1]), int(match[2])) if match else (0, 0)
+        if self.config.any_version or OLDEST <= numbers < BEFORE:
             return
-        old = "older" if found < OLDEST else "newer"
+        old = "older" if numbers < OLDEST else "newer"
         first, last = ".".join(map(str, OLDEST)), f"{BEFORE[0]}.{BEFORE[1] - 1}"
         raise ConfigError(
             f"engine: vllm found vLLM {self.vllm}, {old} than what it works with, {first} to {last}. Install one of those, or set "

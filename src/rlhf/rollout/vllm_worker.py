@@ -122,13 +122,13 @@ class Worker:
             )
             for seed in seeds
         ]  # fmt: skip
-        found = []
+        completions = []
         for output in self.llm.generate(asked, params, use_tqdm=False):
             (only,) = output.outputs
             tokens = [int(token) for token in only.token_ids]
             steps = zip(tokens, only.logprobs, strict=True)
-            found.append([tokens, [float(step[token].logprob) for token, step in steps], str(only.finish_reason)])
-        return {"completions": found, "version": self.version, "weights": self.weights}
+            completions.append([tokens, [float(step[token].logprob) for token, step in steps], str(only.finish_reason)])
+        return {"completions": completions, "version": self.version, "weights": self.weights}
 
 
 def is_cpu_build() -> bool:
@@ -148,12 +148,12 @@ def checked(folder: str, files: Mapping[str, str]) -> str:
         path = Path(folder, name)
         try:
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as err:
             raise RefusedError("checksum", f"{path} can't be read: {err.strerror or err}") from err
-        if found != wanted:
+        if digest != wanted:
             raise RefusedError(
-                "checksum", f"{path} has the sha256 {found[:12]}..., and the trainer wrote {wanted[:12]}..."
+                "checksum", f"{path} has the sha256 {digest[:12]}..., and the trainer wrote {wanted[:12]}..."
             )
     return digest_of(files)
 

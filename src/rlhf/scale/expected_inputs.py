@@ -33,14 +33,14 @@ class Sources:
 
     def files(self, source: str | list[str]) -> list[str] | None:
         """Files and folders that can be read now; None where one is still to be made."""
-        found = []
+        files = []
         for text in [source] if isinstance(source, str) else source:
             match = STAGE.match(text)
             path = self.run_dir / match["name"] / (match["file"] or "model") if match else None
             if path is not None and not path.exists():
                 return None
-            found.append(text if path is None else str(path))
-        return found
+            files.append(text if path is None else str(path))
+        return files
 
     def model(self, config: ModelConfig) -> ModelConfig:
         """A model config whose path is real: where a stage is still to make it, that of the model it starts from."""
@@ -62,8 +62,8 @@ class Sources:
         """A config whose tokenizer can be loaded now; None where a stage is still to make it."""
         config = self.model(config)
         if config.tokenizer is not None:
-            found = self.files(config.tokenizer)
-            return config.updated(tokenizer=found[0]) if found else None
+            files = self.files(config.tokenizer)
+            return config.updated(tokenizer=files[0]) if files else None
         return config
 
     def vocabulary(self, config: ModelConfig) -> int | None:

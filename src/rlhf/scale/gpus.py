@@ -73,18 +73,18 @@ def gpu(name: str) -> Machine:
     if chosen is None:
         look_up(TABLE, name, kind="GPU")
         raise AssertionError("look_up raises")
-    found = TABLE[chosen]
+    entry = TABLE[chosen]
     return Machine(
         name=chosen,
         is_gpu=True,
-        memory_bytes=int(found.gib * GIB),
+        memory_bytes=int(entry.gib * GIB),
         matmul_flops={
-            "bfloat16": found.bfloat16 * 1e12,
-            "float16": found.bfloat16 * 1e12,
-            "float32": found.float32 * 1e12,
+            "bfloat16": entry.bfloat16 * 1e12,
+            "float16": entry.bfloat16 * 1e12,
+            "float32": entry.float32 * 1e12,
         },
-        copy_bytes_per_second=found.bandwidth * 1e9,
-        source=found.source,
+        copy_bytes_per_second=entry.bandwidth * 1e9,
+        source=entry.source,
     )
 
 

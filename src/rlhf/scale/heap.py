@@ -36,8 +36,8 @@ def used_bytes() -> int:
     except (OSError, AttributeError, TypeError):  # no glibc, or one before 2.33
         return 0
     tell.restype = _MallocInfo
-    found = tell()
-    return int(found.uordblks) + int(found.hblkhd)
+    usage = tell()
+    return int(usage.uordblks) + int(usage.hblkhd)
 
 
 def resident_growth(work: Callable[[], object]) -> int:

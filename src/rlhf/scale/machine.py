@@ -64,15 +64,15 @@ def this_machine(*dtypes: DType, threads: int | None = None) -> Machine:
 
 def memory_bytes() -> int:
     """Of the machine, or of the control group that this process is in."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             text = Path(name).read_text(encoding="utf-8").strip()
         except OSError:
             continue
         if text.isdigit():
-            found = min(found, int(text))
-    return found
+            size = min(size, int(text))
+    return size
 
 
 def resident_bytes(key: str = "VmRSS") -> int:
@@ -94,12 +94,12 @@ def processor_seconds(work: Callable[[], object], *, least: int = 2, most: int =
         budget: Seconds after which no further repeat begins.
     """
     work()
-    found: list[float] = []
-    while len(found) < least or (len(found) < most and sum(found) < budget):
+    seconds: list[float] = []
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < budget):
         began = time.process_time()
         work()
-        found.append(time.process_time() - began)
-    return statistics.median(found)
+        seconds.append(time.process_time() - began)
+    return statistics.median(seconds)
 
 
 def _matmul_flops(dtype: DType) -> float:

@@ -364,10 +364,10 @@ class _Planner:
         return default if config is None else self._shape(config)
 
     def _reward_models(self) -> list[tuple[str, Head]]:
-        found: list[tuple[str, Head]] = []
+        models: list[tuple[str, Head]] = []
         for spec in getattr(self.stage, "reward", []):
             for _, source in spec.models_asked():
-                whose = f"reward {len(found) + 1}"
+                whose = f"reward {len(models) + 1}"
                 self.shapes[whose] = self._shape(ModelConfig.of({"path": source}))
-                found.append((whose, "scalar"))
-        return found
+                models.append((whose, "scalar"))
+        return models

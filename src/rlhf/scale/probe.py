@@ -66,7 +66,7 @@ def extended(points: Sequence[Point], layers: float, size: float) -> float:
     by_layers: dict[int, list[Point]] = {}
     for point in points:
         by_layers.setdefault(point.layers, []).append(point)
-    ends = [(float(count), _line([(p.size, p.value) for p in found], size)) for count, found in by_layers.items()]
+    ends = [(float(count), _line([(p.size, p.value) for p in points], size)) for count, points in by_layers.items()]
     return max(0.0, _line(ends, layers))
 
 
@@ -118,11 +118,11 @@ class Probe:
 
     def learn(self, tokens: float) -> Learned:
         """See ``Costs``."""
-        points = [(layers, size, astuple(found)) for layers, size, found in self._learned]
+        points = [(layers, size, astuple(costs)) for layers, size, costs in self._learned]
         columns = range(len(points[0][2]))
-        found = Learned(*(self._extended([Point(n, size, of[i]) for n, size, of in points], tokens) for i in columns))
+        learned = Learned(*(self._extended([Point(n, size, of[i]) for n, size, of in points], tokens) for i in columns))
         # layers of one width share their kernels, and a kernel is no larger for more tokens
-        return replace(found, kept_bytes=max(one.kept_bytes for _, _, one in self._learned))
+        return replace(learned, kept_bytes=max(one.kept_bytes for _, _, one in self._learned))
 
     def read(self, tokens: float) -> float:
         """See ``Costs``."""
@@ -135,8 +135,8 @@ class Probe:
         model, batch = self.thin_copy(1), pack(_up_to(self.rows, min(tokens, most)))
         with torch.no_grad(), evaluating(model):
             self.path_of(model)
-            found = resident_growth(lambda: self._forward(model, batch))
-        return found * max(1.0, tokens / batch.num_tokens)
+            growth = resident_growth(lambda: self._forward(model, batch))
+        return growth * max(1.0, tokens / batch.num_tokens)
 
     def optimize(self) -> float:
         """See ``Costs``."""
@@ -148,16 +148,16 @@ class Probe:
     @functools.cached_property
     def _learned(self) -> list[tuple[int, float, Learned]]:
         """Layers, tokens, and what was found there."""
-        found = []
+        measured = []
         for layers in self.layers:
             model = self.thin_copy(layers)
-            found += [(layers, _mean_tokens(rows), self._measure_learning(model, rows)) for rows in self.batches]
-        return found
+            measured += [(layers, _mean_tokens(rows), self._measure_learning(model, rows)) for rows in self.batches]
+        return measured
 
     @functools.cached_property
     def _read(self) -> list[Point]:
         """Seconds of packing and of a pass without gradient, at each point."""
-        found = []
+        points = []
         for layers in self.layers:
             model = self.thin_copy(layers)
             for batches in self.batches:
@@ -167,12 +167,12 @@ class Probe:
                         began = time.process_time()
                         self._forward(model, pack(rows))
                         seconds.append(time.process_time() - began)
-                found.append(Point(layers, _mean_tokens(batches), _middle(seconds, batches)))
-        return found
+                points.append(Point(layers, _mean_tokens(batches), _middle(seconds, batches)))
+        return points
 
     @functools.cached_property
     def _optimized(self) -> list[Point]:
-        found = []
+        points = []
         for layers in self.layers:
             model = self.thin_copy(layers)
             optimizer = Optimizer([TrainedModule("probe", model, 1e-9)], OfflineConfig(), total_steps=10)
@@ -182,8 +182,8 @@ class Probe:
                     parameter.grad = parameter.detach()
                 optimizer.step(0)
 
-            found.append(Point(layers, 1.0, processor_seconds(step)))
-        return found
+            points.append(Point(layers, 1.0, processor_seconds(step)))
+        return points
 
     def _measure_learning(self, model: Any, batches: Sequence[Sequence[Group]]) -> Learned:
         """Seconds of packing, forward and back, the middle ones of a few batches; bytes with and without earlier gradients."""
@@ -216,8 +216,8 @@ class Probe:
         """A number that depends on everything a loss would."""
         with mixed_precision(self.autocast, torch.device("cpu")):
             if self.head == "logprobs":
-                found = score(model, batch, path=self.path_of(model), **self.options)  # type: ignore[arg-type]
-                return found.logprobs.sum()
+                scores = score(model, batch, path=self.path_of(model), **self.options)  # type: ignore[arg-type]
+                return scores.logprobs.sum()
             base = base_model(model)
             path = self.path_of(model)
             sequences = torch.arange(batch.num_sequences)
@@ -265,22 +265,22 @@ class Probe:
 
     def _batches_of(self, groups: Sequence[Group], tokens: float) -> list[list[Group]]:
         """Batches of about so many tokens, one for each repeat: a run meets other lengths in each step, too."""
-        found, first = [], 0
+        batches, first = [], 0
         for _ in range(1 + REPEATS):
             rows = _up_to([*groups[first:], *groups[:first]], tokens)
-            found.append(rows)
+            batches.append(rows)
             first = (first + len(rows)) % len(groups)
-        return found
+        return batches
 
 
 def _up_to(groups: Sequence[Group], tokens: float) -> list[Group]:
     """Rows of about so many distinct tokens together, at least one; taken over from the beginning where there are too few."""
-    found: list[Group] = []
+    rows: list[Group] = []
     total = 0
-    while not found or total + groups[len(found) % len(groups)].num_tokens <= tokens:
-        found.append(groups[len(found) % len(groups)])
-        total += found[-1].num_tokens
-    return found
+    while not rows or total + groups[len(rows) % len(groups)].num_tokens <= tokens:
+        rows.append(groups[len(rows) % len(groups)])
+        total += rows[-1].num_tokens
+    return rows
 
 
 def _mean_tokens(batches: Sequence[Sequence[Group]]) -> float:

@@ -72,9 +72,9 @@ class Asked:
 
 def rows_of(stage: OfflineStage, shape: ModelShape, sources: Sources) -> Sample:
     """Rows that a stage learns from."""
-    found = _read(stage.data, stage.rows_wanted, stage, sources, limit=stage.limit)
-    if found is not None:
-        rows, total = found
+    sample = _read(stage.data, stage.rows_wanted, stage, sources, limit=stage.limit)
+    if sample is not None:
+        rows, total = sample
         return Sample(rows, total, f"{len(rows)} rows of {_named(stage.data)}", _held_out(stage, sources))
     limit = _length_limit(stage, shape)
     return Sample(
@@ -86,10 +86,10 @@ def rows_of(stage: OfflineStage, shape: ModelShape, sources: Sources) -> Sample:
 
 def prompts_of(stage: Any, shape: ModelShape, sources: Sources) -> Asked:
     """Prompts of a stage, and how long completions may become: as long as what the policy was shown, where that is known."""
-    found = _read(stage.prompts, "grpo", stage, sources, limit=stage.limit)
+    sample = _read(stage.prompts, "grpo", stage, sources, limit=stage.limit)
     longest = stage.sampling.max_new_tokens
-    if found is not None:
-        prompts, total = found
+    if sample is not None:
+        prompts, total = sample
         said = f"{len(prompts)} prompts of {_named(stage.prompts)}"
     else:
         length = stage.max_prompt_length or min(NO_PROMPT_LIMIT, (shape.context or NO_LIMIT) // 2)
@@ -181,11 +181,11 @@ def _shown_lengths(stage: Any, sources: Sources) -> tuple[list[int], str]:
     for name, parent in sources.ancestors(stage.model):
         if not isinstance(parent, OfflineStage):
             continue
-        found = _read(parent.data, parent.rows_wanted, parent, sources, limit=parent.limit)
-        if found is not None:
+        sample = _read(parent.data, parent.rows_wanted, parent, sources, limit=parent.limit)
+        if sample is not None:
             lengths = [
                 len(branch.tokens) if branch.scored is None else max(1, sum(branch.scored))
-                for group in found[0]
+                for group in sample[0]
                 for branch in group.branches
             ]
             return lengths, f"stage {name!r}"
@@ -199,8 +199,8 @@ def _length_limit(stage: Any, shape: ModelShape) -> int:
 
 def _ids(count: int, vocabulary: int, seed: int) -> list[int]:
     """Tokens that mean nothing."""
-    found: list[int] = np.random.default_rng(seed).integers(0, vocabulary, count).tolist()
-    return found
+    ids: list[int] = np.random.default_rng(seed).integers(0, vocabulary, count).tolist()
+    return ids
 
 
 def _named(source: str | Sequence[str]) -> str:

@@ -58,13 +58,13 @@ def row_counts(lengths: Sequence[int]) -> list[int]:
         lengths: Tokens of each completion.
     """
     ends = np.sort(np.asarray(lengths))
-    found, rows = [], len(ends)
+    counts, rows = [], len(ends)
     for age in range(1, int(ends[-1])):
         alive = len(ends) - int(np.searchsorted(ends, age, side="right"))
         if rows - alive >= COMPACT_FRAC * rows:
             rows = alive
-        found.append(rows)
-    return found
+        counts.append(rows)
+    return counts
 
 
 class SamplingProbe:
@@ -102,14 +102,16 @@ class SamplingProbe:
         self.sampling = sampling
         self.how = {"autocast": autocast, "weights": weights, "speculate": speculate, "compiled": compiled}
         """Settings of the engine."""
-        self._found: dict[tuple[int, ...], list[Rollouts]] = {}
+        self._known_rollouts: dict[tuple[int, ...], list[Rollouts]] = {}
 
     def decode(self, prompt_tokens: float, num_prompts: int, lengths: Sequence[int]) -> tuple[float, float]:
         """See ``SamplingCosts``."""
-        found, layers = self._rollouts(lengths), self.inner.shape.num_layers
+        rollouts, layers = self._rollouts(lengths), self.inner.shape.num_layers
         prefill, decoding = (
-            extended([Point(one.layers, 1.0, seconds) for one, seconds in zip(found, column, strict=True)], layers, 1.0)
-            for column in zip(*((one.prefill, one.decode) for one in found), strict=True)
+            extended(
+                [Point(one.layers, 1.0, seconds) for one, seconds in zip(rollouts, column, strict=True)], layers, 1.0
+            )
+            for column in zip(*((one.prefill, one.decode) for one in rollouts), strict=True)
         )
         return prefill, decoding
 
@@ -130,9 +132,9 @@ class SamplingProbe:
 
     def _rollouts(self, lengths: Sequence[int]) -> list[Rollouts]:
         key = tuple(lengths)
-        if key not in self._found:
-            self._found[key] = [self._measured(layers, lengths) for layers in self.inner.layers]
-        return self._found[key]
+        if key not in self._known_rollouts:
+            self._known_rollouts[key] = [self._measured(layers, lengths) for layers in self.inner.layers]
+        return self._known_rollouts[key]
 
     def _measured(self, layers: int, lengths: Sequence[int]) -> Rollouts:
         """The middle one of a few rollouts, after one that is not counted; each with other lengths, as in a run."""

@@ -65,8 +65,8 @@ class ModelShape:
     @property
     def context(self) -> int | None:
         """Tokens it was made for."""
-        found = getattr(self.text, "max_position_embeddings", None)
-        return int(found) if found else None
+        positions = getattr(self.text, "max_position_embeddings", None)
+        return int(positions) if positions else None
 
     @property
     def num_body(self) -> int:

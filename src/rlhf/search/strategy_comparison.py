@@ -235,7 +235,7 @@ def vote_curve(
         ks: Each at most the number of a problem's samples.
         seed: Of the sets.
     """
-    found: dict[int, float] = {}
+    curve: dict[int, float] = {}
     for k in ks:
         total = 0.0
         for place, (said, right) in enumerate(zip(answers, correct, strict=True)):
@@ -245,8 +245,8 @@ def vote_curve(
                 sorted(rng.choice(len(said), k, replace=False)) for _ in range(SUBSETS)
             ]  # fmt: skip
             total += float(np.mean([_vote(said, right, weight, chosen) for chosen in sets]))
-        found[k] = total / len(answers)
-    return found
+        curve[k] = total / len(answers)
+    return curve
 
 
 def _vote(

@@ -100,7 +100,7 @@ def _held_of(session: Session, names: Collection[str], user: str, program: str |
         raise ConfigError(
             f"{owner!r} owns this store; make somebody else the owner first (rlhf feedback invite NAME --owner)."
         )
-    found = OfSomebody(names=sorted({people[number].name for number in mine}), annotators=sorted(mine))
+    held = OfSomebody(names=sorted({people[number].name for number in mine}), annotators=sorted(mine))
     columns = (JudgmentRow.assignment, JudgmentRow.task, JudgmentRow.annotator, JudgmentRow.trace)
     judgments = list(session.execute(sa.select(*columns)))
     own_ids = {
@@ -120,20 +120,20 @@ def _held_of(session: Session, names: Collection[str], user: str, program: str |
         if trace:
             (own if is_own_text(trace, people[who].name) else others).add(task)
             if is_own_text(trace, people[who].name):
-                found.traces.append(dict(trace))
+                held.traces.append(dict(trace))
     for number, given in session.execute(sa.select(TaskRow.number, TaskRow.columns)):
         trace = given.get("trace") if isinstance(given, dict) else None
         if isinstance(trace, dict) and is_own_text({**trace, TEXT_OF: trace.get(TRACE_USER)}, ""):
             own.add(number)
-            found.traces.append(dict(trace))
-    found.tasks = sorted(own - others)
-    gone = set(found.tasks)
+            held.traces.append(dict(trace))
+    held.tasks = sorted(own - others)
+    gone = set(held.tasks)
     is_mine = [
         who in mine or (bool(trace_id) and bool(trace) and is_own_text(trace, people[who].name))
         for _, _, who, trace in judgments
     ]
     assignments = {a for (a, task, _, _), his in zip(judgments, is_mine, strict=True) if his or task in gone}
-    found.shared_tasks = sorted(
+    held.shared_tasks = sorted(
         {task for (_, task, _, _), his in zip(judgments, is_mine, strict=True) if his and task not in gone}
     )
     for number, task, who in session.execute(
@@ -141,11 +141,11 @@ def _held_of(session: Session, names: Collection[str], user: str, program: str |
     ):
         if who in mine or task in gone:
             assignments.add(number)
-    found.assignments = sorted(assignments)
-    found.num_judgments = sum(is_mine)
-    found.num_of_others = sum(task in gone and not his for (_, task, _, _), his in zip(judgments, is_mine, strict=True))
-    found.events = _events_of(session, user, program) if user else []
-    return found
+    held.assignments = sorted(assignments)
+    held.num_judgments = sum(is_mine)
+    held.num_of_others = sum(task in gone and not his for (_, task, _, _), his in zip(judgments, is_mine, strict=True))
+    held.events = _events_of(session, user, program) if user else []
+    return held
 
 
 def _whose(trace: dict[str, Any], who: str) -> str:

@@ -102,8 +102,8 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_missing(key: str, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> bool:
-    found = parameters.get(key)
-    return found is not None and found.default is inspect.Parameter.empty and key not in given
+    parameter = parameters.get(key)
+    return parameter is not None and parameter.default is inspect.Parameter.empty and key not in given
 
 
 def _check_keys(name: str, settings: Mapping[str, Any], config: type[TrainConfig], inputs: Mapping[str, Any]) -> None:

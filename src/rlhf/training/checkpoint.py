@@ -117,8 +117,8 @@ class CheckpointManager:
 
     def paths(self) -> list[Path]:
         """Finished checkpoints, oldest step first; of one step, the one written first comes first."""
-        found = sorted((key, name) for name in self._names() if (key := step_and_number(name)))
-        return [self.folder / name for _, name in found]
+        names = sorted((key, name) for name in self._names() if (key := step_and_number(name)))
+        return [self.folder / name for _, name in names]
 
     def load_latest(self, *, warn: Callable[[str], None] = logger.warning) -> Checkpoint | None:
         """The newest checkpoint whose files are what was written; None where there is none.

@@ -143,11 +143,11 @@ class Record:
         """Raise CheckpointError unless the folder holds exactly the files, with the bytes, that were written."""
         for name, digest in self.hashes.items():
             with _damage_named(self.path, name):
-                found = (self.path / name).stat()
-            if not stat.S_ISREG(found.st_mode):  # a pipe or a device would be read for ever
+                status = (self.path / name).stat()
+            if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
                 raise _damaged(self.path, f"{name} is not a file")
-            if found.st_size != self.sizes[name]:
-                sizes = f"it has {found.st_size:,} bytes, and should have {self.sizes[name]}"
+            if status.st_size != self.sizes[name]:
+                sizes = f"it has {status.st_size:,} bytes, and should have {self.sizes[name]}"
                 raise _damaged(self.path, f"{name} is not what was written: {sizes}")
             with _damage_named(self.path, name):
                 same = sha256(self.path / name) == digest

@@ -11,11 +11,11 @@ _NAME = re.compile(rf"{PREFIX}(\d{{8,}})(?:-(\d+))?")
 
 def step_of(path: Path) -> int | None:
     """120 of a folder called checkpoint-00000120 or checkpoint-00000120-2; None where that is not a checkpoint's name."""
-    found = step_and_number(path.name)
-    return found[0] if found else None
+    numbers = step_and_number(path.name)
+    return numbers[0] if numbers else None
 
 
 def step_and_number(name: str) -> tuple[int, int] | None:
     """The step, and which save of it: (120, 2) of checkpoint-00000120-2."""
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2] or 1)) if found else None
+    parts = _NAME.fullmatch(name)
+    return (int(parts[1]), int(parts[2] or 1)) if parts else None

@@ -111,13 +111,13 @@ class DistillTrainer(RLTrainer[DistillConfig]):
         temperature = self.config.sampling.temperature
         for name, beta in (("teacher_kl", 1.0), ("divergence", self.config.divergence_beta)):
             with self.precision():
-                found = experience.map(
+                divergence = experience.map(
                     lambda batch, beta=beta: teacher_divergence(  # type: ignore[misc]
                         self.policy, self.teacher, batch, beta=beta, temperature=temperature
                     ),
                     max_tokens=self.config.microbatch_tokens,
                 )
-            metrics.mean(f"eval/{name}", found)
+            metrics.mean(f"eval/{name}", divergence)
 
     @override
     def headline(self, metrics: Mapping[str, float]) -> str:
@@ -155,8 +155,8 @@ class DistillTrainer(RLTrainer[DistillConfig]):
 
 def _by_prompt(demonstrations: Sequence[Group]) -> dict[tuple[int, ...], list[Branch]]:
     """Completions by the ids of their prompt, in the order of the rows; those with nothing to learn from are left out."""
-    found: dict[tuple[int, ...], list[Branch]] = defaultdict(list)
+    branches: dict[tuple[int, ...], list[Branch]] = defaultdict(list)
     for row in demonstrations:
         if row.num_scored:
-            found[tuple(row.prefix)].append(row.branches[0])
-    return dict(found)
+            branches[tuple(row.prefix)].append(row.branches[0])
+    return dict(branches)

@@ -99,11 +99,11 @@ class DPOTrainer(PairsTrainer[DPOConfig]):
     @override
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
         """Micro-batches; for losses that compare all pairs of a step, each completion knows its place in it."""
-        found = super().batches(groups)
+        batches = super().batches(groups)
         if not self.config.pair_formula.compares_pairs:
-            return found
-        places = torch.arange(sum(b.num_sequences for b in found)).split([b.num_sequences for b in found])
-        return [batch.with_columns(place=place) for batch, place in zip(found, places, strict=True)]
+            return batches
+        places = torch.arange(sum(b.num_sequences for b in batches)).split([b.num_sequences for b in batches])
+        return [batch.with_columns(place=place) for batch, place in zip(batches, places, strict=True)]
 
     @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:

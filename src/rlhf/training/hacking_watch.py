@@ -154,8 +154,8 @@ class HackingWatch:
 
     def findings(self) -> list[Finding]:
         """What was said since this was last asked."""
-        found, self.pending = self.pending, []
-        return found
+        findings, self.pending = self.pending, []
+        return findings
 
     def state_dict(self) -> dict[str, Any]:
         """The detectors', and what the loop has not asked for yet."""
@@ -211,12 +211,12 @@ class HackingWatch:
         for name in self.detector.detectors:
             if DETECTORS[name].looks_at != looked:
                 continue
-            found = alarms.get(name)
-            alarm = None if found is None else Alarm(
-                guard=name, step=found.step, metric=found.metric, value=found.value, limit=found.limit, action=found.action,
-                message=f"{found.message} (False alarms in healthy runs: {found.false_alarms}.)",
-                samples=tuple(samples[place] for place in found.places[:SHOWN]),
-                false_alarms=found.false_alarms, good_step=found.good_step,
+            raised = alarms.get(name)
+            alarm = None if raised is None else Alarm(
+                guard=name, step=raised.step, metric=raised.metric, value=raised.value, limit=raised.limit, action=raised.action,
+                message=f"{raised.message} (False alarms in healthy runs: {raised.false_alarms}.)",
+                samples=tuple(samples[place] for place in raised.places[:SHOWN]),
+                false_alarms=raised.false_alarms, good_step=raised.good_step,
             )  # fmt: skip
             self.pending.append(Finding(f"hacking:{name}", alarm))
 

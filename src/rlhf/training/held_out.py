@@ -43,16 +43,16 @@ class HeldOut:
             completions: [S] of the policy as it is.
             scores: [S].
         """
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         ours = by_key(completions, scores)
         if self.config.success_score is not None:
             for k in sorted(set(self.config.pass_k)):
-                found[f"eval/pass_at_{k}"] = mean_pass_at_k(ours, self.config.success_score, k)
+                metrics[f"eval/pass_at_{k}"] = mean_pass_at_k(ours, self.config.success_score, k)
         if self.start is not None:
             rate = win_rate(ours, self.start)
             if rate is not None:
-                found["eval/win_rate"] = rate
-        return found
+                metrics["eval/win_rate"] = rate
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists."""
@@ -93,7 +93,7 @@ def mean_pass_at_k(scores: Mapping[Key, float], success_score: float, k: int) ->
     right: dict[str, list[bool]] = {}
     for (prompt, _), score in scores.items():
         right.setdefault(prompt, []).append(score >= success_score)
-    chances = [chance_of_a_success(sum(found), len(found), k) for found in right.values()]
+    chances = [chance_of_a_success(sum(successes), len(successes), k) for successes in right.values()]
     return math.fsum(chances) / len(chances)
 
 

@@ -239,8 +239,8 @@ class Loop:
                     step=step, guard="self-check", metric=check.what, value=check.value, limit=check.limit, action="warn",
                 )  # fmt: skip
         if checks:
-            found = ", ".join(f"{check.what} {check.value:.2g}" for check in checks)
-            self.log.write("note", step=step, message=f"Self-checks at {where}: {found}.")
+            values = ", ".join(f"{check.what} {check.value:.2g}" for check in checks)
+            self.log.write("note", step=step, message=f"Self-checks at {where}: {values}.")
 
     def _restore(self, alarm: Alarm, rows: Sequence[PackedBatch], bar: ProgressBar) -> None:
         """Back to weights from before the trouble, with half the learning rate."""
@@ -278,11 +278,11 @@ class Loop:
             trained.module.eval()
         with doing("evaluation"), random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
             with torch.no_grad(), self._signals.breaking_in():
-                found = self.algorithm.evaluate()
-            self.evaluation, self.evaluated_at = found, step
-            if found:
-                self.log.metrics(step, found, event="eval")
-            self.evaluations.compare(found, step, self.optimizer.parameters)
+                metrics = self.algorithm.evaluate()
+            self.evaluation, self.evaluated_at = metrics, step
+            if metrics:
+                self.log.metrics(step, metrics, event="eval")
+            self.evaluations.compare(metrics, step, self.optimizer.parameters)
 
     def _keep_result(self) -> None:
         """Leave the weights that are the result in the modules."""

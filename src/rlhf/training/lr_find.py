@@ -66,22 +66,22 @@ def find_learning_rate(loop: Loop) -> None:
         load_weights(modules, before.weights)
         loop.load_state_dict(before.state)
         loop.experience = experience
-    found = rate_by_kl(curve) if objective == "kl" else rate_by_loss(curve)
-    used = found is not None and config.lr_find == "use"
-    if found is not None and used:
+    suggested = rate_by_kl(curve) if objective == "kl" else rate_by_loss(curve)
+    used = suggested is not None and config.lr_find == "use"
+    if suggested is not None and used:
         for group in _groups(loop):
-            group["peak"] = found
+            group["peak"] = suggested
     what = "the KL of single updates" if objective == "kl" else "the loss of held rows"
     words = f"showed no rate to suggest; learning_rate {config.learning_rate:g} stays"
-    if found is not None:
-        words = f"suggests {found:g}" + (
+    if suggested is not None:
+        words = f"suggests {suggested:g}" + (
             f", which is used in place of learning_rate {config.learning_rate:g}"
             if used
             else f"; learning_rate {config.learning_rate:g} stays"
         )
     message = f"{loop.name}: lr_find tried {len(curve) - 1} rates, and {what} {words}."
     loop.log.write(
-        "lr_find", step=0, message=message, objective=objective, suggested=found, given=config.learning_rate, used=used,
+        "lr_find", step=0, message=message, objective=objective, suggested=suggested, given=config.learning_rate, used=used,
         rates=[rate for rate, _ in curve], values=[value for _, value in curve],
     )  # fmt: skip
     loop.log.say(f"  {message}")

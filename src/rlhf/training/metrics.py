@@ -55,14 +55,14 @@ class Metrics:
 
     def result(self) -> dict[str, float]:
         """Name to number; a mean over nothing is left out, since it was not measured."""
-        found = {name: float(value) for name, value in {**self.maxima, **self.minima}.items()}
+        means = {name: float(value) for name, value in {**self.maxima, **self.minima}.items()}
         for name, value in self.sums.items():
             count = self.counts.get(name)
             if count is None:
-                found[name] = float(value)
+                means[name] = float(value)
             elif float(count) > 0:
-                found[name] = float(value) / float(count)
-        return found
+                means[name] = float(value) / float(count)
+        return means
 
 
 def share_above(first: Tensor, second: Tensor) -> Tensor:

@@ -126,7 +126,9 @@ class Mismatch:
                 "was given never reached it, or was changed there."
             )
         sampled, gap = rollout.sampled_logprobs, probability_gap(rollout.sampled_logprobs, old)
-        others = {cause: probability_gap(sampled, found) for cause, found in self._otherwise(rollout, asked).items()}
+        others = {
+            cause: probability_gap(sampled, logprobs) for cause, logprobs in self._otherwise(rollout, asked).items()
+        }
         best = min(others, key=others.__getitem__, default="")
         if best and others[best] <= FITS * gap:
             return f"{best} (the gap is {others[best]:.2g} then)."
@@ -156,20 +158,20 @@ class Mismatch:
         """What the trainer would have measured had the engine made this or that mistake."""
         temperature = asked.sampling.temperature
         warm = temperature not in (0, 1)
-        found: dict[str, Tensor] = {}
+        logprobs: dict[str, Tensor] = {}
         if warm:
             cause = f"temperature: the engine's log-probabilities are those at temperature 1, and it was asked to sample at {temperature:g}"
-            found[cause] = self.rescore(rollout, 1.0)
+            logprobs[cause] = self.rescore(rollout, 1.0)
         if self.policy.has_adapter:
             with self.policy.adapter_off():
-                found[
+                logprobs[
                     "adapter not applied: the engine's log-probabilities are those of the base model without its adapter"
                 ] = self.rescore(rollout, temperature)
                 if warm:
-                    found[
+                    logprobs[
                         "adapter not applied and temperature ignored: the engine's log-probabilities are those of the base model at 1"
                     ] = self.rescore(rollout, 1.0)
-        return found
+        return logprobs
 
     def _stale_since(self, asked: Asked) -> int | None:
         """The earlier version that the engine still samples with; None where it does not, or nothing is known of an earlier one."""

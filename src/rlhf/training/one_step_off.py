@@ -165,18 +165,18 @@ class Ahead:
         assert self._sampler is not None
         try:
             with doing("sampler wait"):
-                found = self._sampler.finish()
+                rollout = self._sampler.finish()
         except RLHFError:
             self._under_way = None  # that was the answer, and there will be no other; a signal leaves it under way
             raise
-        if found.fingerprint != begun.fingerprint:
+        if rollout.fingerprint != begun.fingerprint:
             self.close()  # nothing waits any more: anyone who asks again must not wait for an answer that was given
             raise TrainingError(
                 f"{self.name}: the weights that sampled during training are not those that were passed at version "
                 f"{begun.version}: {STALE}"
             )
-        self.buffer.add([RolloutGroup(*pair) for pair in zip(begun.prompt_ids, found.groups, strict=True)])
-        self.figures = found.figures
+        self.buffer.add([RolloutGroup(*pair) for pair in zip(begun.prompt_ids, rollout.groups, strict=True)])
+        self.figures = rollout.figures
         self._under_way = None
 
     def _process(self) -> SamplerProcess:

@@ -217,17 +217,17 @@ def correct_sampler(
         low: Lowest ratio.
         high: Highest ratio.
     """
-    found = importance_weights(
+    correction = importance_weights(
         experience.token_columns["old_logprobs"], sampling_logprobs, experience.score_seq,
         level=level, bound=bound, low=low, high=high,
     )  # fmt: skip
-    experience.token_columns["importance_weights"] = found.weights
-    units = float(found.num_units)
-    metrics.mean("importance/ratio_mean", found.ratio_sum / units, units)
-    metrics.largest("importance/ratio_max", found.ratio_max)
-    metrics.mean("importance/too_low_frac", found.num_too_low / units, units)
-    metrics.mean("importance/too_high_frac", found.num_too_high / units, units)
-    metrics.total("importance/out_of_bounds", found.num_too_low + found.num_too_high)
+    experience.token_columns["importance_weights"] = correction.weights
+    units = float(correction.num_units)
+    metrics.mean("importance/ratio_mean", correction.ratio_sum / units, units)
+    metrics.largest("importance/ratio_max", correction.ratio_max)
+    metrics.mean("importance/too_low_frac", correction.num_too_low / units, units)
+    metrics.mean("importance/too_high_frac", correction.num_too_high / units, units)
+    metrics.total("importance/out_of_bounds", correction.num_too_low + correction.num_too_high)
 
 
 def _compared(logprobs: Tensor, batch: PackedBatch, *, formula: PolicyFormula) -> tuple[Tensor, Tensor]:

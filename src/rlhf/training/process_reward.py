@@ -148,17 +148,17 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
         for sequence in range(batch.num_sequences):
             own = step_seq == sequence
             true = first_wrong_step((labels[own] >= 0.5).tolist())
-            found = first_wrong_step((scores[own] >= 0).tolist())
-            metrics.mean("eval/sound" if true is None else "eval/first_wrong", torch.tensor(float(found == true)))
+            predicted = first_wrong_step((scores[own] >= 0).tolist())
+            metrics.mean("eval/sound" if true is None else "eval/first_wrong", torch.tensor(float(predicted == true)))
 
     @override
     def evaluate(self) -> dict[str, float]:
         """What ``measure`` adds up, and the harmonic mean of finding errors and leaving sound solutions alone."""
-        found = super().evaluate()
-        if "eval/first_wrong" in found and "eval/sound" in found:
-            first, sound = found["eval/first_wrong"], found["eval/sound"]
-            found["eval/f1"] = 2 * first * sound / (first + sound) if first + sound else 0.0
-        return found
+        metrics = super().evaluate()
+        if "eval/first_wrong" in metrics and "eval/sound" in metrics:
+            first, sound = metrics["eval/first_wrong"], metrics["eval/sound"]
+            metrics["eval/f1"] = 2 * first * sound / (first + sound) if first + sound else 0.0
+        return metrics
 
     @override
     def headline(self, metrics: Mapping[str, float]) -> str:

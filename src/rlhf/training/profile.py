@@ -189,13 +189,13 @@ class Profile:
 
     def _whole_phases(self) -> list[tuple[dict[Activity, float], int]]:
         """Phases that took steps; without the first, where there are others: it builds what later ones reuse."""
-        found = [(parts, steps) for parts, steps in zip(self.phases, self.steps_of_phase, strict=True) if steps]
-        return found[1:] or found
+        whole = [(parts, steps) for parts, steps in zip(self.phases, self.steps_of_phase, strict=True) if steps]
+        return whole[1:] or whole
 
     def _median_of(self, what: Activity) -> float | None:
         """Processor seconds of an activity per optimizer step, in the middle one of the phases."""
-        found = [parts.get(what, 0.0) / steps for parts, steps in self._whole_phases()]
-        return statistics.median(found) if found else None
+        seconds = [parts.get(what, 0.0) / steps for parts, steps in self._whole_phases()]
+        return statistics.median(seconds) if seconds else None
 
     def _seconds(self) -> dict[Activity, float]:
         return {name: spent.cpu_seconds for name, spent in self.spent.items()}
@@ -279,24 +279,24 @@ def profiled(folder: Path | None) -> Iterator[Profile]:
         yield profile
 
 
-def profile_table(found: Mapping[str, Any]) -> list[str]:
+def profile_table(profile: Mapping[str, Any]) -> list[str]:
     """The lines of a table, for people.
 
     Args:
         found: What ``Profile.as_dict`` gives.
     """
     lines = [f"{'activity':<16}{'processor s':>12}{'wall s':>9}{'share':>8}{'times':>8}{'tokens/s':>11}"]
-    for name, spent in found["activities"].items():
+    for name, spent in profile["activities"].items():
         rate = f"{spent['tokens_per_second']:>11,.0f}" if spent["tokens_per_second"] else " " * 11
         lines.append(
             f"{name:<16}{spent['cpu_seconds']:>12.2f}{spent['wall_seconds']:>9.2f}{percentage(spent['share']):>8}"
             f"{spent['count'] or '':>8}{rate}"
         )
     lines.append(
-        f"{'all':<16}{found['cpu_seconds']:>12.2f}{found['wall_seconds']:>9.2f}{percentage(1):>8}{found['steps']:>8} steps"
+        f"{'all':<16}{profile['cpu_seconds']:>12.2f}{profile['wall_seconds']:>9.2f}{percentage(1):>8}{profile['steps']:>8} steps"
     )
-    if "sampler wait" in found["activities"]:
+    if "sampler wait" in profile["activities"]:
         lines.append("(sampled in another process, whose processor seconds are in no line)")
-    if found["traced"]["wall_seconds"]:
-        lines.append(f"({found['traced']['cpu_seconds']:.2f} s more were traced, and are in no activity)")
+    if profile["traced"]["wall_seconds"]:
+        lines.append(f"({profile['traced']['cpu_seconds']:.2f} s more were traced, and are in no activity)")
     return lines

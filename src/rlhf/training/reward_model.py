@@ -78,14 +78,14 @@ class RewardModelTrainer(OfflineTrainer[RewardModel, RewardModelConfig]):
         members = list(self.model.members)
         names = ["reward"] if len(members) == 1 else [f"member-{number}" for number in range(len(members))]
         rate = self.config.learning_rate
-        found = [TrainedModule(name, member, rate) for name, member in zip(names, members, strict=True)]
+        modules = [TrainedModule(name, member, rate) for name, member in zip(names, members, strict=True)]
         if self.config.judgment_formula.learns is not None:
             assert self.model.learned is not None
             heads = self.model.num_scores // len(members)
             for number, name in enumerate(names):
                 part = self.model.learned.part(slice(number * heads, (number + 1) * heads))
-                found.append(TrainedModule(f"{name}-{part.kind}", part, self.config.scalar_learning_rate))
-        return found
+                modules.append(TrainedModule(f"{name}-{part.kind}", part, self.config.scalar_learning_rate))
+        return modules
 
     @override
     def pack(self, groups: Sequence[Group]) -> PackedBatch:

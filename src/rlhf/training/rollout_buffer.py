@@ -77,21 +77,21 @@ class RolloutBuffer:
             raise DataError(
                 f"There are {len(prompts)} prompts and completions of {len(completions)}; give as many of both."
             )
-        found = RolloutExperience.of(prompts, completions)
-        found.columns = dict(columns or {})
+        experience = RolloutExperience.of(prompts, completions)
+        experience.columns = dict(columns or {})
         own = torch.tensor([number for group in completions for c in group for number in c.logprobs])
-        found.token_columns = {OLD_LOGPROBS: own, **(token_columns or {})}
+        experience.token_columns = {OLD_LOGPROBS: own, **(token_columns or {})}
         for size, kind, named in (
-            (found.num_sequences, "completions", found.columns),
-            (len(found.score_seq), "sampled tokens", found.token_columns),
+            (experience.num_sequences, "completions", experience.columns),
+            (len(experience.score_seq), "sampled tokens", experience.token_columns),
         ):
             for name, column in named.items():
                 if column.shape[:1] != (size,):
                     raise DataError(f"Column {name!r} has shape {tuple(column.shape)}; there are {size} {kind}.")
         if self._held is not None:
-            self._check_columns(found)
-            found = RolloutExperience.joined([self._held, found])
-        self._held = self._newest(found)
+            self._check_columns(experience)
+            experience = RolloutExperience.joined([self._held, experience])
+        self._held = self._newest(experience)
 
     def minibatches(self, batch_size: int, *, epoch: int = 0, shuffle: bool = True) -> Iterator[PackedBatch]:
         """One pass over everything.
@@ -153,14 +153,14 @@ class RolloutBuffer:
             if new.keys() != old.keys():
                 raise DataError(f"These rollouts have the columns {sorted(new)}, those in the buffer {sorted(old)}.")
 
-    def _newest(self, found: RolloutExperience) -> RolloutExperience:
+    def _newest(self, experience: RolloutExperience) -> RolloutExperience:
         if self.capacity is None:
-            return found
-        sizes = [len(group.branches) for group in found.groups]
-        first, total = 0, found.num_sequences
+            return experience
+        sizes = [len(group.branches) for group in experience.groups]
+        first, total = 0, experience.num_sequences
         while total > self.capacity and first < len(sizes):
             total -= sizes[first]
             first += 1
         if first == len(sizes) and sizes:
             raise DataError(f"A prompt has {sizes[-1]} completions, and the buffer's capacity is {self.capacity}.")
-        return found.only(range(first, len(sizes)))
+        return experience.only(range(first, len(sizes)))

@@ -124,12 +124,12 @@ def judge_rollout(
         RewardError: Too many completions got no score, or the scorer gave another number of them.
     """
     with doing("reward", tokens=rollout.experience.num_tokens):
-        found = ask_scorer(scorer, rollout.prompts, rollout.completions)
-    for component, verdicts in found.per_component.items():
+        scored = ask_scorer(scorer, rollout.prompts, rollout.completions)
+    for component, verdicts in scored.per_component.items():
         metrics.mean(f"reward/{component}", torch.tensor([v for v in verdicts if v is not None], dtype=torch.float32))
-    scores = torch.tensor(found.scores, dtype=torch.float32)
-    unscored = {p: _beyond(found, p) for p in (~(scores.abs() <= LARGEST_SCORE)).nonzero().flatten().tolist()}
-    unscored |= found.errors
+    scores = torch.tensor(scored.scores, dtype=torch.float32)
+    unscored = {p: _beyond(scored, p) for p in (~(scores.abs() <= LARGEST_SCORE)).nonzero().flatten().tolist()}
+    unscored |= scored.errors
     asked = len(rollout.experience.groups)
     if not unscored:
         return Judged(rollout, scores, list(range(asked)), None)

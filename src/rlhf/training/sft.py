@@ -60,10 +60,10 @@ class SFTTrainer(OfflinePolicyTrainer[SFTConfig]):
     @override
     def evaluate(self) -> dict[str, float]:
         """Loss, and perplexity."""
-        found = super().evaluate()
-        if "eval/loss" in found:
-            found["eval/perplexity"] = math.exp(min(found["eval/loss"], 700.0))
-        return found
+        metrics = super().evaluate()
+        if "eval/loss" in metrics:
+            metrics["eval/perplexity"] = math.exp(min(metrics["eval/loss"], 700.0))
+        return metrics
 
     @override
     def headline(self, metrics: Mapping[str, float]) -> str:

@@ -24,7 +24,7 @@ OTHER_REFERENCE = (
 )
 
 
-def checks_at_start(found: Mapping[str, float], ratios: Sequence[float], *, limit: float) -> list[SelfCheck]:
+def checks_at_start(gaps: Mapping[str, float], ratios: Sequence[float], *, limit: float) -> list[SelfCheck]:
     """Sampler, trainer and reference are one model.
 
     Args:
@@ -34,13 +34,13 @@ def checks_at_start(found: Mapping[str, float], ratios: Sequence[float], *, limi
         limit: Nats by which two computations of one log-probability may differ.
     """
     checks = []
-    if "gap" in found:
-        checks.append(SelfCheck("the gap between sampler and trainer (nats)", found["gap"], limit, STALE))
+    if "gap" in gaps:
+        checks.append(SelfCheck("the gap between sampler and trainer (nats)", gaps["gap"], limit, STALE))
     if ratios:
         distance = max(abs(math.log(ratio)) for ratio in ratios)
         checks.append(SelfCheck("the first ratio's distance from 1 (nats)", distance, limit, OTHER_POLICY))
-    if "kl" in found:
+    if "kl" in gaps:
         checks.append(
-            SelfCheck("the KL to the reference (largest, nats per token)", found["kl"], limit, OTHER_REFERENCE)
+            SelfCheck("the KL to the reference (largest, nats per token)", gaps["kl"], limit, OTHER_REFERENCE)
         )
     return checks

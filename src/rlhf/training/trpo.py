@@ -107,17 +107,17 @@ class TRPOTrainer(PPOTrainer):
                 "learning_rate": optimizer.learning_rate(step),
                 "grad_norm": size,
             }  # the loop leaves such a step out
-        found, residual = StepFound(0.0, 0.0, 0.0, 0), 0.0
+        natural, residual = StepFound(0.0, 0.0, 0.0, 0), 0.0
         if size > 0:
             with self.precision():
-                found, residual = self._natural_step(parameters, -gradient, batches)
+                natural, residual = self._natural_step(parameters, -gradient, batches)
         return {
             "learning_rate": optimizer.learning_rate(step),  # the critic's, as in its own steps
             "grad_norm": size,
-            "trpo/kl": found.kl,
-            "trpo/fraction": found.fraction,
-            "trpo/improvement": found.improvement,
-            "trpo/line_search_tries": float(found.num_tries),
+            "trpo/kl": natural.kl,
+            "trpo/fraction": natural.fraction,
+            "trpo/improvement": natural.improvement,
+            "trpo/line_search_tries": float(natural.num_tries),
             "trpo/cg_residual": residual,
         }
 
@@ -147,15 +147,15 @@ class TRPOTrainer(PPOTrainer):
                 move(step * fraction)
                 return before - self._objective(region), region.kl()
 
-            found = line_search(
+            chosen = line_search(
                 try_fraction,
                 expected_improvement=float(gradient.dot(step)),
                 max_kl=config.max_kl,
                 max_tries=config.line_search_tries,
             )
-            if not found.fraction:
+            if not chosen.fraction:
                 move(None)
-        return found, solution.residual
+        return chosen, solution.residual
 
     @torch.no_grad()
     def _objective(self, region: TrustRegion) -> float:

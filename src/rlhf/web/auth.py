@@ -96,9 +96,9 @@ class Gate:
         state = request.state
         if not hasattr(state, "visitor"):
             secret = request.cookies.get(self.cookie)
-            found = access.holder(self.store.engine, secret) if secret else None
+            person = access.holder(self.store.engine, secret) if secret else None
             state.visitor = (
-                Visitor(found.name, found.role, secret, self.csrf_token(secret)) if found and secret else None
+                Visitor(person.name, person.role, secret, self.csrf_token(secret)) if person and secret else None
             )
         return state.visitor
 
@@ -146,10 +146,10 @@ def the_visitor(request: Request) -> Visitor:
     Raises:
         NotSignedIn: Nobody is.
     """
-    found = the_gate(request).visitor(request)
-    if found is None:
+    visitor = the_gate(request).visitor(request)
+    if visitor is None:
         raise NotSignedIn
-    return found
+    return visitor
 
 
 def signed_in(visitor: Annotated[Visitor, Depends(the_visitor)]) -> str:
@@ -287,26 +287,26 @@ def invited(gate: Gate, token: str) -> access.Invitation:
         HTTPException: 403: it is not of this store, too old, used or void.
     """
     again = "Ask anyone who sent it for a new one."
-    found, made_at = _signed(gate, token)
-    if found is None:
+    invitation, made_at = _signed(gate, token)
+    if invitation is None:
         raise HTTPException(403, f"This invitation is not complete, or not of this server. {again}")
     age = time.time() - made_at
     if not -LEEWAY_SECONDS <= age <= gate.settings.invitation_days * 86400:
         raise HTTPException(403, f"This invitation is too old. {again}")
-    known = access.person(gate.store.engine, found.name)
+    known = access.person(gate.store.engine, invitation.name)
     if known is None or not known.active:
         raise HTTPException(403, "The person this invitation is for is shut out here.")
-    if access.link_was_used(gate.store.engine, found.nonce):
+    if access.link_was_used(gate.store.engine, invitation.nonce):
         raise HTTPException(403, f"This invitation was used, and works once. {again}")
-    if not access.is_newest(gate.store.engine, found):
+    if not access.is_newest(gate.store.engine, invitation):
         raise HTTPException(403, f"This invitation does not count any more; a newer one may have been sent. {again}")
-    return found
+    return invitation
 
 
 def is_for(gate: Gate, token: str, name: str) -> bool:
     """Whether an invitation, used or not, was made here for somebody of this name."""
-    found, _ = _signed(gate, token)
-    return found is not None and found.name == name
+    invitation, _ = _signed(gate, token)
+    return invitation is not None and invitation.name == name
 
 
 def _signed(gate: Gate, token: str) -> tuple[access.Invitation | None, float]:
@@ -315,13 +315,13 @@ def _signed(gate: Gate, token: str) -> tuple[access.Invitation | None, float]:
     Stores that are not files and are served from one folder sign with one key.
     """
     try:
-        found, made_at = _serializer(gate._key).loads(token, return_timestamp=True)
+        payload, made_at = _serializer(gate._key).loads(token, return_timestamp=True)
     except BadData:
         return None, 0.0
-    if not isinstance(found, dict) or found.pop("store", None) != gate.store.own_id:
+    if not isinstance(payload, dict) or payload.pop("store", None) != gate.store.own_id:
         return None, 0.0
     try:
-        return access.Invitation(**found), made_at.timestamp()
+        return access.Invitation(**payload), made_at.timestamp()
     except TypeError:  # of an older version, which said less
         return None, 0.0
 

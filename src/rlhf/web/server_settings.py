@@ -156,9 +156,9 @@ def signing_key(engine: Engine, file: Path | None = None) -> bytes:
     return key
 
 
-def _other_key(engine: Engine, known: access.KnownKey, found: str) -> ConfigError:
+def _other_key(engine: Engine, known: access.KnownKey, place: str) -> ConfigError:
     return ConfigError(
-        f"The links of {place_of(engine)} are signed with the key that was made at {known.place}, and {found}: links made here "
+        f"The links of {place_of(engine)} are signed with the key that was made at {known.place}, and {place}: links made here "
         "would open nothing. Run the command in that folder, or copy the key here. If it is lost, have the database forget it "
         f"(DELETE FROM settings WHERE name = '{access.SIGNING_KEY}'), start the server again and send open invitations again."
     )

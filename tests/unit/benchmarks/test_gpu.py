@@ -131,9 +131,9 @@ def test_a_model_that_is_sampled_from_ends_its_completions_and_has_a_head_of_its
 
 def test_rows_without_padding_are_for_flash_attention_and_every_setting_names_what_it_needs():
     for case in gpu_cases(device="cuda"):
-        found = candidates_of(case)
-        assert len({candidate.name for candidate in found}) == len(found)
-        for candidate in found:
+        actual = candidates_of(case)
+        assert len({candidate.name for candidate in actual}) == len(actual)
+        for candidate in actual:
             if candidate.settings.get("padding_free"):
                 assert candidate.model in (FLASH, HUB_FLASH)
             assert ("liger_kernel" in candidate.needs) == bool(candidate.settings.get("use_liger_kernel"))

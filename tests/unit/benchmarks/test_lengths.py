@@ -43,8 +43,8 @@ def test_completions_that_do_pass():
 def test_no_layer_adds_to_the_unit_that_says_when_to_end(tmp_path: Path):
     build(tmp_path, CASE.shape, ends_after=CASE.ends_after, with_judge=False)
     model = PolicyModel.from_pretrained(str(tmp_path)).model
-    found = []
-    model.model.norm.register_forward_hook(lambda module, given, output: found.append(given[0]))
+    actual = []
+    model.model.norm.register_forward_hook(lambda module, given, output: actual.append(given[0]))
     with torch.no_grad():
         model(input_ids=torch.arange(3, 60)[None])
-    assert (found[0][..., 0] == torch.tensor(SPIKE)).all()
+    assert (actual[0][..., 0] == torch.tensor(SPIKE)).all()

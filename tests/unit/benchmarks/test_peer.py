@@ -236,21 +236,21 @@ def test_a_ratio_is_the_median_over_pairs_of_steps():
     rows = [PAIR, OTHER, PAIR]
     ours, theirs = side([], seconds=[1.0, 1.0, 2.0]), side([], seconds=[4.0, 9.0, 10.0])
     theirs.steps[2].peak_mib = 400.0
-    found = summary(Case("dpo", rows=1), rows, ours, theirs)
-    assert found["ratios"] == [4.0, 9.0, 5.0]
-    assert found["ratio"] == 5.0
-    assert found["memory_ratio"] == 0.25
-    assert "ratio_one_epoch" not in found
-    assert found["tokens"][0]["unique"] == 9
+    figures = summary(Case("dpo", rows=1), rows, ours, theirs)
+    assert figures["ratios"] == [4.0, 9.0, 5.0]
+    assert figures["ratio"] == 5.0
+    assert figures["memory_ratio"] == 0.25
+    assert "ratio_one_epoch" not in figures
+    assert figures["tokens"][0]["unique"] == 9
 
 
 def test_the_reference_that_was_asked_before_counts_over_one_epoch():
     rows = [PAIR, OTHER]
     ours, theirs = side([], seconds=[1.0, 1.0]), side([], seconds=[8.0, 8.0])
     ours.notes["reference_seconds"] = 2.0
-    found = summary(Case("dpo", rows=1), rows, ours, theirs)
-    assert found["ratio"] == 8.0
-    assert found["ratio_one_epoch"] == 4.0
+    figures = summary(Case("dpo", rows=1), rows, ours, theirs)
+    assert figures["ratio"] == 8.0
+    assert figures["ratio_one_epoch"] == 4.0
 
 
 def test_where_the_time_goes_is_of_the_timed_steps_alone():

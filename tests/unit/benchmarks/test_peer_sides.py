@@ -41,9 +41,9 @@ def test_greedy_completions_go_on_where_they_are_compared():
     make_completions_end(model, one_in=20)
     before = model.lm_head.weight.detach().clone()
     with no_end(model):
-        found = sample(model, [[5, 6, 7], [8]], 2, max_new_tokens=6, do_sample=False)
-    assert [len(row) for row in found] == [6] * 4
-    assert found[0] == found[1] != found[2]
+        actual = sample(model, [[5, 6, 7], [8]], 2, max_new_tokens=6, do_sample=False)
+    assert [len(row) for row in actual] == [6] * 4
+    assert actual[0] == actual[1] != actual[2]
     assert torch.equal(model.lm_head.weight, before)
 
 

@@ -53,9 +53,9 @@ def test_tasks_are_added_once_however_often_the_command_is_started(tmp_path, cap
         add_tasks(store, read_items(str(file), batch="first"))
         file.write_text(ROW % "two" + ROW % "three")
         add_tasks(store, read_items(str(file), kind="graded5", batch="second"))
-        found = {task.id: (str(task.kind), task.batch) for task in store.tasks()}
+        actual = {task.id: (str(task.kind), task.batch) for task in store.tasks()}
     assert capsys.readouterr().out == "2 tasks added.\n1 task added, 1 there already.\n"
-    assert found == {"one": ("pairwise", "first"), "two": ("pairwise", "first"), "three": ("graded5", "second")}
+    assert actual == {"one": ("pairwise", "first"), "two": ("pairwise", "first"), "three": ("graded5", "second")}
 
 
 def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):

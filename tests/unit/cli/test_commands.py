@@ -34,8 +34,8 @@ IMPLEMENTED_IN = {entry.implementation.partition(":")[0] for entry in COMMANDS.v
 )
 def test_a_command_imports_its_own_module_and_no_other_command_s(words, implemented_in):
     ran = subprocess.run([sys.executable, "-c", LOADED, json.dumps(words)], capture_output=True, text=True)
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert {name for name in IMPLEMENTED_IN if f"rlhf.cli.{name}" in found} == implemented_in, ran.stderr
+    document = json.loads(ran.stdout.splitlines()[-1])
+    assert {name for name in IMPLEMENTED_IN if f"rlhf.cli.{name}" in document} == implemented_in, ran.stderr
 
 
 def test_the_names_of_commands_are_known_without_their_modules():

@@ -51,8 +51,8 @@ def test_two_models_are_compared_without_a_line_of_python(call, tmp_path):
     (tmp_path / "back.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     assert call("compare", "import", "back.jsonl") == "6 judgments added.\n"
     assert call("compare", "import", "back.jsonl") == "0 judgments added, 6 there already.\n"
-    found = json.loads(call("compare", "report", "--json"))
-    (rate,) = found["win_rates"]
+    document = json.loads(call("compare", "report", "--json"))
+    (rate,) = document["win_rates"]
     assert rate["models"] == ["best", "two"]
     assert rate["wins"] == 5
     assert rate["losses"] == 1
@@ -65,9 +65,9 @@ def test_ratings_ask_the_criteria_of_a_file(call):
     call("compare", "start", "one.jsonl", "two.jsonl", "three.jsonl", "--kind", "rating", "--criteria", "guide.yaml")
     assert call("guidelines", "--store", "evaluation.db").startswith("- name: truth\n  description: Is it true?\n")
     call("simulate", "--store", "evaluation.db", "--good", 2, "--careless", 0)
-    found = json.loads(call("compare", "report", "--json", "--resamples", 5))
-    assert {score["criterion"] for score in found["scores"]} == {"overall", "truth", "tone"}
-    assert found["models"] == ["one", "three", "two"]
+    document = json.loads(call("compare", "report", "--json", "--resamples", 5))
+    assert {score["criterion"] for score in document["scores"]} == {"overall", "truth", "tone"}
+    assert document["models"] == ["one", "three", "two"]
 
 
 def test_prompts_with_identical_completions_are_counted_as_prompts_and_not_as_tasks(call, tmp_path):

@@ -61,11 +61,11 @@ def test_a_row_that_a_run_would_refuse_ends_with_the_code_of_bad_data(rows):
 
 
 def test_json_holds_every_token(rows):
-    (found,) = json.loads(run("show", rows, "model=embedded", "--json").stdout)
-    tokens = found["sequences"][0]["tokens"]
+    (actual,) = json.loads(run("show", rows, "model=embedded", "--json").stdout)
+    tokens = actual["sequences"][0]["tokens"]
     assert "".join(token["text"] for token in tokens if token["is_trained"]) == "In Italy.<eos>"
     assert tokens[-1]["is_special"]
-    assert found["fields"][0] == {"field": "prompt", "messages": [], "fate": "kept", "note": ""}
+    assert actual["fields"][0] == {"field": "prompt", "messages": [], "fate": "kept", "note": ""}
 
 
 def test_settings_are_checked(rows):

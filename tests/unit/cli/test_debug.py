@@ -37,22 +37,22 @@ def rollouts(tmp_path):
 
 
 def test_the_spread_the_ties_and_what_teaches_nothing(rollouts):
-    found = score_report(read_scores(rollouts), source="topic", num_shown=1)
-    assert (found.num_rows, found.num_missing, found.num_values) == (7, 1, 5)
-    assert found.mean == pytest.approx(23 / 6)
-    assert found.tied_frac == pytest.approx(2 / 6)
-    assert found.num_groups == 3
-    assert found.equal_groups_frac == pytest.approx(1 / 3)
-    assert found.within_std == pytest.approx(0.5 / 3)
-    assert found.by_source["long"] == (2, 8.75)
-    assert found.best[0][:2] == (9.0, "b (step 1)")
-    assert found.worst[0][2] == "x" * 20
+    report = score_report(read_scores(rollouts), source="topic", num_shown=1)
+    assert (report.num_rows, report.num_missing, report.num_values) == (7, 1, 5)
+    assert report.mean == pytest.approx(23 / 6)
+    assert report.tied_frac == pytest.approx(2 / 6)
+    assert report.num_groups == 3
+    assert report.equal_groups_frac == pytest.approx(1 / 3)
+    assert report.within_std == pytest.approx(0.5 / 3)
+    assert report.by_source["long"] == (2, 8.75)
+    assert report.best[0][:2] == (9.0, "b (step 1)")
+    assert report.worst[0][2] == "x" * 20
 
 
 def test_trap_12_the_mix_of_prompts_is_no_preference_for_length(rollouts):
-    found = score_report(read_scores(rollouts))
-    assert found.length_correlation.value > 0.3, "pooled, longer looks better"
-    assert found.length_correlation_within == pytest.approx(-1.0), "within a prompt, shorter is"
+    report = score_report(read_scores(rollouts))
+    assert report.length_correlation.value > 0.3, "pooled, longer looks better"
+    assert report.length_correlation_within == pytest.approx(-1.0), "within a prompt, shorter is"
 
 
 def test_arrays_are_read_without_running_anything(tmp_path):
@@ -152,12 +152,12 @@ def test_kl_by_position_adds_up_to_that_of_sequences(tmp_path):
     tokenizer = tiny.build_tokenizer()
     one, other = (PolicyModel(tiny.build_llama(vocab_size=len(tokenizer), seed=s), tokenizer) for s in (0, 1))
     prompts = list(GRPODataset(["the cat", "a dog", "x"], tokenizer))
-    found = kl_positions(one, other, prompts, sampling=SamplingConfig(max_new_tokens=5), num_shown=2)
-    total = sum(mean * count for _, mean, count in found.by_position)
-    assert total == pytest.approx(3 * found.per_sequence.value)
-    assert len(found.sequences) == len(found.tokens) == 2
-    assert found.sequences[0]["nats"] >= found.sequences[1]["nats"]
-    assert found.tokens[0]["nats"] >= found.tokens[1]["nats"]
+    actual = kl_positions(one, other, prompts, sampling=SamplingConfig(max_new_tokens=5), num_shown=2)
+    total = sum(mean * count for _, mean, count in actual.by_position)
+    assert total == pytest.approx(3 * actual.per_sequence.value)
+    assert len(actual.sequences) == len(actual.tokens) == 2
+    assert actual.sequences[0]["nats"] >= actual.sequences[1]["nats"]
+    assert actual.tokens[0]["nats"] >= actual.tokens[1]["nats"]
     same = kl_positions(one, one, prompts, sampling=SamplingConfig(max_new_tokens=5))
     assert same.per_sequence.value == pytest.approx(0, abs=1e-9)
     with pytest.raises(ConfigError, match="temperature"):
@@ -176,13 +176,13 @@ def test_a_judge_is_tried_on_siblings_with_its_criteria_its_gaps_and_its_price(c
         judge = {"type": "endpoint", "url": service.url, "model": "m", "input_price": 1000, "output_price": 10000}
         reward = {"kind": "judge", "judge": judge, "rubric": [{"name": "right", "text": "Is it?"}]}
         code, out, _ = call("debug", "rewards", path, f"reward={json.dumps(reward)}", "--json")
-    found = json.loads(out)
-    assert (code, found["num_rows"], found["num_missing"]) == (0, 6, 1)
-    assert (found["num_groups"], found["equal_groups_frac"]) == (2, 0.5)
-    assert found["unscored_groups_frac"] == pytest.approx(1 / 3)
-    assert found["mean"] == pytest.approx((3 * 8 / 9 + 0 + 0) / 5)
-    assert sum(bar["rows"] for bar in found["histogram"]) == 5
-    told = found["reward"]
+    document = json.loads(out)
+    assert (code, document["num_rows"], document["num_missing"]) == (0, 6, 1)
+    assert (document["num_groups"], document["equal_groups_frac"]) == (2, 0.5)
+    assert document["unscored_groups_frac"] == pytest.approx(1 / 3)
+    assert document["mean"] == pytest.approx((3 * 8 / 9 + 0 + 0) / 5)
+    assert sum(bar["rows"] for bar in document["histogram"]) == 5
+    told = document["reward"]
     assert told["parts"]["judge/right"] == {
         "n": 5,
         "mean": pytest.approx(5.8),
@@ -202,9 +202,9 @@ def test_pairs_are_two_completions_each_and_say_how_often_the_reward_agrees(call
     ]
     path = write(tmp_path / "pairs.jsonl", rows)
     code, out, _ = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise}", "--json")
-    found = json.loads(out)
-    assert (code, found["num_rows"], found["num_groups"]) == (0, 6, 3)
-    assert found["pairs_agree"]["value"] == pytest.approx(2 / 3)
+    document = json.loads(out)
+    assert (code, document["num_rows"], document["num_groups"]) == (0, 6, 3)
+    assert document["pairs_agree"]["value"] == pytest.approx(2 / 3)
     code, out, _ = call("debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise}")
     assert "66.7" in out
     code, _, err = call("debug", "rewards", path)
@@ -217,8 +217,8 @@ def test_siblings_stay_together_however_many_rows_there_are(call, tmp_path):
     _, out, _ = call(
         "debug", "rewards", path, "reward={kind: judge, judge: longer, mode: pairwise, opponents: all}", "--json"
     )
-    found = json.loads(out)
-    assert (found["num_groups"], found["num_values"], found["num_missing"]) == (100, 7, 0)
+    document = json.loads(out)
+    assert (document["num_groups"], document["num_values"], document["num_missing"]) == (100, 7, 0)
 
 
 @pytest.mark.parametrize(

@@ -497,6 +497,6 @@ def test_the_models_column_of_ultrafeedback_survives_the_way_through_a_store(cal
 
 
 def test_formats_are_listed(call):
-    found = {row["name"]: (row["import"], row["export"]) for row in json.loads(call("formats", "--json"))}
-    assert found["rows"] == found["label-studio"] == found["openai"] == (True, True)
-    assert found["nectar"] == (True, False)
+    actual = {row["name"]: (row["import"], row["export"]) for row in json.loads(call("formats", "--json"))}
+    assert actual["rows"] == actual["label-studio"] == actual["openai"] == (True, True)
+    assert actual["nectar"] == (True, False)

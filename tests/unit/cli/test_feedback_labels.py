@@ -47,11 +47,11 @@ def test_labels_come_in_are_reported_and_leave_with_the_probability_of_each_clas
     assert "Agreement on multiclass" in told
     assert "nominal" in told
     assert "Dawid-Skene's probabilities" in told
-    found = json.loads(call("report", "--json"))
-    assert all(one["drift"]["value"] is None for one in found["annotators"]), (
+    document = json.loads(call("report", "--json"))
+    assert all(one["drift"]["value"] is None for one in document["annotators"]), (
         "the order of a file is not an order in time"
     )
-    (learned,) = found["dawid_skene"]
+    (learned,) = document["dawid_skene"]
     assert learned["scale"] == [*SCALE, "mixed"]
     right = {one["annotator"]: one["right"] for one in learned["annotators"]}
     assert right["dora"] < min(right[who] for who in PEOPLE[:3])
@@ -111,16 +111,16 @@ def test_what_a_store_was_told_holds_for_later_imports(call, tmp_path):
 
 def test_smoothing_and_prior_change_what_dawid_skene_believes(call, tmp_path):
     call("import", "labels.jsonl")
-    found = {}
+    actual = {}
     for name, options in {
         "default": (),
         "same": ("--smoothing", 0.5, "--right-prior", 4),
         "timid": ("--smoothing", 20, "--right-prior", 0),
     }.items():
         call("export", "out.jsonl", "--aggregate", "dawid-skene", *options)
-        found[name] = [row["label_probability"] for row in rows_of(tmp_path / "out.jsonl")]
-    assert found["default"] == found["same"]
-    assert found["timid"] != found["default"]
+        actual[name] = [row["label_probability"] for row in rows_of(tmp_path / "out.jsonl")]
+    assert actual["default"] == actual["same"]
+    assert actual["timid"] != actual["default"]
     timid = json.loads(call("report", "--json", "--smoothing", 20, "--right-prior", 0))["dawid_skene"][0]["annotators"]
     default = json.loads(call("report", "--json"))["dawid_skene"][0]["annotators"]
     assert timid[0]["right"] < default[0]["right"]

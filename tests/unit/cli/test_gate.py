@@ -39,9 +39,9 @@ def settings(folder, decision):
 
 @pytest.mark.parametrize(("decision", "code"), [("pass", 0), ("fail", 20), ("undecided", 21)])
 def test_the_exit_code_is_the_decision_and_a_model_alone_is_only_compared(call, room, models, decision, code):
-    found, out, _ = call("gate", models[1], "--against", "champion", "--config", settings(room, decision), "--json")
+    actual, out, _ = call("gate", models[1], "--against", "champion", "--config", settings(room, decision), "--json")
     document = json.loads(out)
-    assert found == code
+    assert actual == code
     assert document["decision"] == decision
     assert document["champion"]["version"] == 1
     assert len(Registry("registry").history()) == 1

@@ -59,8 +59,8 @@ def test_machines_get_json(call, recipe):
     ],
 )
 def test_bad_input_is_one_error(call, recipe, words, code, message):
-    found, out, err = call("plan", recipe, *words)
-    assert (found, out) == (code, "")
+    actual, out, err = call("plan", recipe, *words)
+    assert (actual, out) == (code, "")
     assert message in err
     assert "Traceback" not in err
 

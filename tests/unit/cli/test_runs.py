@@ -214,9 +214,9 @@ def test_a_comparison_begins_with_the_results_and_keeps_the_last_step_for_all(ca
     call("run", recipe, "name=other", "stages.sft.epochs=9")
     for name, rate in (("loop", 0.5), ("other", 0.75)):
         path = tmp_path / "runs" / name / "summary.json"
-        found = json.loads(path.read_text()) | {"win_rate": rate, "gold_before": rate}
-        found["stages"]["reward"]["metrics"] |= {"eval/accuracy": rate, "learning_rate": rate}
-        path.write_text(json.dumps(found))
+        actual = json.loads(path.read_text()) | {"win_rate": rate, "gold_before": rate}
+        actual["stages"]["reward"]["metrics"] |= {"eval/accuracy": rate, "learning_rate": rate}
+        path.write_text(json.dumps(actual))
     _, out, _ = call("runs", "compare", "loop", "other", *runs)
     assert out.index("win rate") < out.index("stages.sft.epochs")
     assert "judge's mean score before" in out
@@ -292,9 +292,9 @@ def test_who_only_looks_at_a_run_waits_for_no_torch(call, done, recipe, tmp_path
     ]
     ran = subprocess.run([sys.executable, "-c", LOOK, json.dumps(looks + refused)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert [code == 0 for _, code, _ in found] == [True] * len(looks) + [False] * len(refused), ran.stderr
+    document = json.loads(ran.stdout.splitlines()[-1])
+    assert [code == 0 for _, code, _ in document] == [True] * len(looks) + [False] * len(refused), ran.stderr
     assert ran.stderr.count("no model folder") == len(refused)
-    for words, code, heavy in found:
+    for words, code, heavy in document:
         allowed = set(SETTINGS) if code else set()
         assert not set(heavy) - allowed, f"rlhf {' '.join(words)} loads {heavy}"

@@ -44,9 +44,9 @@ def test_a_mistake_exits_as_the_run_would(call, recipe):
 
 def test_machines_get_json(call, recipe):
     code, out, _ = call("validate", recipe, "stages.sft.eval_every=2", "--quick", "--json")
-    found = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    assert (found["errors"], found["warnings"], found["problems"][0]["key"]) == (0, 1, "eval_every")
+    assert (document["errors"], document["warnings"], document["problems"][0]["key"]) == (0, 1, "eval_every")
 
 
 def test_what_is_no_recipe_is_one_clear_line(call, tmp_path):

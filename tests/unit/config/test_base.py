@@ -183,9 +183,9 @@ def test_a_record_nested_too_deeply_is_an_error_and_no_crash(tmp_path, text):
 
 def test_a_record_is_read_by_the_rules_of_any_yaml_file(tmp_path):
     (tmp_path / "recipe.yaml").write_text("a: 1e-5\nb: 012\nc: 12:30\nd: 2026-01-31\ne: [.inf, -3, null]\n")
-    found = read_yaml(tmp_path / "recipe.yaml", written_by_us=True)
-    assert found == read_yaml(tmp_path / "recipe.yaml")
-    assert found == {"a": 1e-5, "b": 12, "c": "12:30", "d": "2026-01-31", "e": [math.inf, -3, None]}
+    tree = read_yaml(tmp_path / "recipe.yaml", written_by_us=True)
+    assert tree == read_yaml(tmp_path / "recipe.yaml")
+    assert tree == {"a": 1e-5, "b": 12, "c": "12:30", "d": "2026-01-31", "e": [math.inf, -3, None]}
     (tmp_path / "recipe.yaml").write_text("a: 1\na: 2\n")
     with pytest.raises(ConfigError, match=r"'a'.*twice"):
         read_yaml(tmp_path / "recipe.yaml", written_by_us=True)

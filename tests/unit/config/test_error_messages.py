@@ -128,8 +128,8 @@ def test_the_recipe_itself_is_fine():
     ],
 )
 def test_a_mistake_is_named_by_the_place_where_the_user_made_it(values, line):
-    (found,) = complaints_about(with_values(**values))
-    assert found.startswith(line)
+    (actual,) = complaints_about(with_values(**values))
+    assert actual.startswith(line)
 
 
 def test_all_mistakes_are_told_at_once():

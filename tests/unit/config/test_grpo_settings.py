@@ -83,10 +83,10 @@ def test_a_presets_defaults_are_those_of_its_paper(name):
         if key == "steps":
             assert config.steps_per_rollout == expected
             continue
-        found: Any = config
+        actual: Any = config
         for part in key.split("."):
-            found = getattr(found, part)
-        assert found == expected, key
+            actual = getattr(actual, part)
+        assert actual == expected, key
 
 
 PLAIN_GRADIENT = (GRPOConfig, RLOOConfig, ReMaxConfig)

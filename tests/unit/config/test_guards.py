@@ -45,11 +45,11 @@ def test_a_word_is_the_action_of_all_guards_though_yaml_reads_off_as_false(text,
 
 
 def test_a_guard_may_say_otherwise_than_all():
-    found = read(
+    tensor = read(
         "{action: stop, kl: {limit: 20, action: restore}, entropy: off, length: warn, repetition: {action: off}}"
     )
-    assert found.kl.limit == 20
-    assert actions(found) == {
+    assert tensor.kl.limit == 20
+    assert actions(tensor) == {
         **dict.fromkeys(actions(GuardsConfig()), "stop"),
         "kl": "restore", "entropy": "off", "length": "warn", "repetition": "off",
     }  # fmt: skip
@@ -70,8 +70,8 @@ def test_what_is_written_into_the_run_folder_is_read_back_as_the_same(text):
 
 def test_a_guard_can_be_set_from_the_command_line():
     tree = apply_overrides({}, ["guards.kl.limit=20", "guards.kl.action=stop", "guards.entropy=off"])
-    found = PPOConfig.of(tree).guards
-    assert (found.kl.limit, actions(found)["kl"], actions(found)["entropy"]) == (20, "stop", "off")
+    actual = PPOConfig.of(tree).guards
+    assert (actual.kl.limit, actions(actual)["kl"], actions(actual)["entropy"]) == (20, "stop", "off")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_completions_that_weigh_exactly_the_same_have_the_same_rating_over_the_w
     for given in product(range(1, 6), repeat=4):
         exact = sum(weight * rating for weight, rating in zip(tenths, given, strict=True))
         of_sum[exact].add(overall_rating(dict(zip(names, given, strict=True))))
-    assert all(len(found) == 1 for found in of_sum.values()), "equal sums are one number: a tie"
+    assert all(len(actual) == 1 for actual in of_sum.values()), "equal sums are one number: a tie"
     in_order = [min(of_sum[exact]) for exact in sorted(of_sum)]
     assert all(low < high for low, high in pairwise(in_order)), "and others are others"
 

@@ -89,8 +89,8 @@ def in_constitution(reward):
 @pytest.mark.parametrize("wrap", [lambda reward: reward, in_constitution])
 def test_limits_prices_and_retries_are_free_to_change_and_nothing_else_is(wrap):
     def key_of(**reward):
-        found = stage(reward=wrap({"kind": "judge", "judge": JUDGE, **reward}))
-        return found.model_dump(mode="json", exclude=FREE_TO_CHANGE)["reward"]
+        actual = stage(reward=wrap({"kind": "judge", "judge": JUDGE, **reward}))
+        return actual.model_dump(mode="json", exclude=FREE_TO_CHANGE)["reward"]
 
     assert key_of(max_requests=5) == key_of()
     assert key_of(judge={**JUDGE, **LIMITS}) == key_of()
@@ -100,8 +100,8 @@ def test_limits_prices_and_retries_are_free_to_change_and_nothing_else_is(wrap):
 
 
 def test_a_settings_file_that_a_run_wrote_is_read_again():
-    found = stage(reward={"mode": "pairwise", "opponents": "all", "orders": 1, "rubric": [{"name": "a", "text": "?"}]})
-    assert BY_KIND["grpo"].of(found.model_dump(mode="json")) == found
+    actual = stage(reward={"mode": "pairwise", "opponents": "all", "orders": 1, "rubric": [{"name": "a", "text": "?"}]})
+    assert BY_KIND["grpo"].of(actual.model_dump(mode="json")) == actual
 
 
 @pytest.mark.parametrize(
@@ -117,39 +117,39 @@ def test_a_settings_file_that_a_run_wrote_is_read_again():
     ],
 )
 def test_requests_are_counted_by_mode(reward, of_rollout):
-    (found,) = judge_requests(stage(reward=reward))
+    (actual,) = judge_requests(stage(reward=reward))
     judges = 2 if "judge" in reward else 1
-    assert (found.of_rollout, found.judges, found.total) == (of_rollout, judges, judges * of_rollout * 10)
-    assert found.cost is None
+    assert (actual.of_rollout, actual.judges, actual.total) == (of_rollout, judges, judges * of_rollout * 10)
+    assert actual.cost is None
 
 
 def test_held_out_prompts_and_best_of_n_are_counted_too():
-    (found,) = judge_requests(stage(eval_prompts="e.jsonl", evaluation={"limit": 20}, eval_every=5), num_held_out=100)
-    assert (found.of_evaluation, found.evaluations, found.total) == (20, 2, 640 + 40)
-    (found,) = judge_requests(stage(eval_prompts="e.jsonl"))
-    assert found.of_evaluation is None
-    (found,) = judge_requests(
+    (actual,) = judge_requests(stage(eval_prompts="e.jsonl", evaluation={"limit": 20}, eval_every=5), num_held_out=100)
+    assert (actual.of_evaluation, actual.evaluations, actual.total) == (20, 2, 640 + 40)
+    (actual,) = judge_requests(stage(eval_prompts="e.jsonl"))
+    assert actual.of_evaluation is None
+    (actual,) = judge_requests(
         stage("best_of_n", num_samples=8, limit=30, reward={"mode": "group_ranks"}), num_prompts=50
     )
-    assert found.total == 30
-    (found,) = judge_requests(stage("best_of_n", num_samples=8))
-    assert found.total is None
+    assert actual.total == 30
+    (actual,) = judge_requests(stage("best_of_n", num_samples=8))
+    assert actual.total is None
 
 
 def test_the_price_is_that_of_the_longest_answers_and_a_limit_below_the_need_is_told():
-    (found,) = judge_requests(
+    (actual,) = judge_requests(
         stage(reward={"judge": PRICED, "max_requests": 200}, sampling={"max_new_tokens": 50}), prompt_tokens=100
     )
     # 250 of the prompt's own, 100, and one completion of 50 at a dollar a million; 100 answered at 10
-    assert found.price == pytest.approx((400 * 1 + 100 * 10) / 1e6)
-    assert found.cost == pytest.approx(640 * 1400 / 1e6)
-    assert found.affordable_rollouts == 3
-    assert "200" in found.limit_sentence()
-    (found,) = judge_requests(stage(reward={"judge": PRICED, "max_requests": 640}))
-    assert found.limit_sentence() == ""
+    assert actual.price == pytest.approx((400 * 1 + 100 * 10) / 1e6)
+    assert actual.cost == pytest.approx(640 * 1400 / 1e6)
+    assert actual.affordable_rollouts == 3
+    assert "200" in actual.limit_sentence()
+    (actual,) = judge_requests(stage(reward={"judge": PRICED, "max_requests": 640}))
+    assert actual.limit_sentence() == ""
 
 
 def test_a_function_that_compares_is_asked_without_requests():
-    (found,) = judge_requests(stage(reward={"judge": "longer", "mode": "pairwise"}))
-    assert (found.judges, found.total) == (0, 0)
-    assert "without requests" in found.sentence()
+    (actual,) = judge_requests(stage(reward={"judge": "longer", "mode": "pairwise"}))
+    assert (actual.judges, actual.total) == (0, 0)
+    assert "without requests" in actual.sentence()

@@ -35,10 +35,10 @@ NAMES_NOTHING = {
 """Sounds like one and is none, and why."""
 
 
-def config_classes(found: type[BaseConfig]) -> Iterator[type[BaseConfig]]:
+def config_classes(base: type[BaseConfig]) -> Iterator[type[BaseConfig]]:
     """A class and all inside it."""
-    yield found
-    for field in found.model_fields.values():
+    yield base
+    for field in base.model_fields.values():
         for leaf in leaves(field.annotation):
             if isinstance(leaf, type) and issubclass(leaf, BaseConfig):
                 yield from config_classes(leaf)

@@ -29,10 +29,10 @@ def test_every_module_is_a_method_in_the_table_or_what_a_family_shares():
 
 
 def test_the_table_says_which_kind_of_stage_each_method_is():
-    assert {name: found.kind for name, found in METHODS.items()} == KIND_OF_METHOD
-    for name, found in METHODS.items():
-        if found.stage is not None:
-            assert found.stage.kind_name() == found.kind == name
+    assert {name: actual.kind for name, actual in METHODS.items()} == KIND_OF_METHOD
+    for name, actual in METHODS.items():
+        if actual.stage is not None:
+            assert actual.stage.kind_name() == actual.kind == name
 
 
 @pytest.mark.parametrize(("name", "kind"), [("nowhere", "dpo"), ("ipo", "kto")])
@@ -65,22 +65,22 @@ def test_looking_one_up_imports_no_other_and_neither_torch_nor_pydantic():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_entry_is_about_a_kind_and_settings_that_exist(name):
-    found = METHODS[name]
-    fields = settings_class(found.kind).model_fields
-    assert found.family in FAMILIES
-    assert found.settings.keys() <= fields.keys()
-    assert len(set(found.options)) == len(found.options)
-    assert found.settings.keys() <= set(found.options), "what makes it the method is to be explained"
-    assert found.about.endswith(".")
-    assert "\n" not in found.about
+    actual = METHODS[name]
+    fields = settings_class(actual.kind).model_fields
+    assert actual.family in FAMILIES
+    assert actual.settings.keys() <= fields.keys()
+    assert len(set(actual.options)) == len(actual.options)
+    assert actual.settings.keys() <= set(actual.options), "what makes it the method is to be explained"
+    assert actual.about.endswith(".")
+    assert "\n" not in actual.about
 
 
 def test_papers_have_years_and_arxiv_numbers_of_the_right_form():
-    for name, found in METHODS.items():
-        assert found.year is None or 1950 < found.year < 2027, name
-        if found.arxiv is not None:
-            assert re.fullmatch(r"\d{4}\.\d{5}", found.arxiv), name
-            assert 2000 + int(found.arxiv[:2]) <= found.year, f"{name}: a paper is not on arXiv before it is written"
+    for name, actual in METHODS.items():
+        assert actual.year is None or 1950 < actual.year < 2027, name
+        if actual.arxiv is not None:
+            assert re.fullmatch(r"\d{4}\.\d{5}", actual.arxiv), name
+            assert 2000 + int(actual.arxiv[:2]) <= actual.year, f"{name}: a paper is not on arXiv before it is written"
     assert METHODS["dpo"].citation == "Rafailov et al. 2023, arXiv:2305.18290"
     assert METHODS["cdpo"].citation == "Mitchell 2023"
 
@@ -131,13 +131,13 @@ def test_another_name_is_known_however_it_is_written(name, words):
 
 def test_every_kind_that_trains_is_some_method():
     trains = {kind for kind, cls in stage_classes().items() if "learning_rate" in cls.model_fields}
-    assert trains <= {found.kind for found in METHODS.values()}
+    assert trains <= {actual.kind for actual in METHODS.values()}
 
 
 def test_two_methods_are_not_the_same_stage():
     made = [
-        (found.kind, tuple(sorted(found.settings.items())))
-        for name, found in METHODS.items()
+        (actual.kind, tuple(sorted(actual.settings.items())))
+        for name, actual in METHODS.items()
         if name != "iterative_dpo"
     ]
     assert len(set(made)) == len(made)  # iterative DPO is DPO, several times
@@ -149,9 +149,9 @@ def test_a_misspelled_method_is_answered_with_the_nearest():
 
 
 def test_a_setting_is_described_with_its_default_and_its_meaning():
-    found = describe_setting(DPOStage, "beta")
-    assert (found.name, found.type, found.default) == ("beta", "float > 0", "0.1")
-    assert found.meaning.startswith("Strength of the pull")
+    actual = describe_setting(DPOStage, "beta")
+    assert (actual.name, actual.type, actual.default) == ("beta", "float > 0", "0.1")
+    assert actual.meaning.startswith("Strength of the pull")
     assert describe_setting(DPOStage, "loss", default="ipo").default == "ipo"
     assert describe_setting(DPOStage, "length_normalized").default == "false"
     assert describe_setting(DPOStage, "reference").default == "null"
@@ -185,8 +185,8 @@ def test_a_choice_is_told_with_the_words_to_type():
     assert "`apo_zero`, `apo_down`, `aot`, `aot_unpaired`." in told("dpo", "loss")
     assert told("cispo", "kl.where").endswith(" One of `reward`, `loss`, `none`.")
     assert "One of" not in told("dpo", "beta")
-    for found in METHODS.values():
-        for setting in described_options(found):
+    for actual in METHODS.values():
+        for setting in described_options(actual):
             assert set(setting.choices) <= set(setting.type.split(" | ")), setting
 
 
@@ -196,5 +196,5 @@ def test_a_default_that_follows_from_another_setting_is_told_as_it_follows():
     sampling = {"max_new_tokens": 100}
     given = {"kind": "dapo", "model": "m", "prompts": "p", "reward": "r.py:score", "sampling": sampling}
     assert settings_class("dapo").model_validate(given).overlong.buffer_before(100) == 20
-    for name, found in METHODS.items():
-        assert found.derived_defaults.keys() <= set(found.options), name
+    for name, actual in METHODS.items():
+        assert actual.derived_defaults.keys() <= set(actual.options), name

@@ -104,15 +104,15 @@ def test_a_recipe_is_read_changed_and_filled_in(tmp_path, monkeypatch):
     path.write_text(
         "name: a\nstages:\n  sft: {kind: sft, model: base, data: '${WHERE}/x.jsonl', learning_rate: 1e-5}\n"
     )
-    found = load_recipe(path, ["name=b", "stages.sft.epochs=2", "stages.sft.early_stopping.patience=5"])
-    stage = found.stages["sft"]
-    assert (found.name, stage.data, stage.learning_rate, stage.epochs) == ("b", f"{tmp_path}/x.jsonl", 1e-5, 2)
+    actual = load_recipe(path, ["name=b", "stages.sft.epochs=2", "stages.sft.early_stopping.patience=5"])
+    stage = actual.stages["sft"]
+    assert (actual.name, stage.data, stage.learning_rate, stage.epochs) == ("b", f"{tmp_path}/x.jsonl", 1e-5, 2)
     assert stage.early_stopping.patience == 5
 
 
 def test_what_was_resolved_reads_back_as_the_same_recipe():
-    found = recipe(sft=SFT, ppo={"kind": "ppo", "model": "stage:sft", "prompts": "p.jsonl", "reward": "rules"})
-    assert RecipeConfig.of(found.model_dump(mode="json")) == found
+    actual = recipe(sft=SFT, ppo={"kind": "ppo", "model": "stage:sft", "prompts": "p.jsonl", "reward": "rules"})
+    assert RecipeConfig.of(actual.model_dump(mode="json")) == actual
 
 
 def test_a_kind_declares_what_others_ask_of_it():

@@ -164,8 +164,8 @@ def test_tools_and_template_arguments_come_from_columns():
 
 
 def trl_templates():
-    found = importlib.util.find_spec("trl")
-    folders = [] if found is None else list(found.submodule_search_locations or ())
+    spec = importlib.util.find_spec("trl")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return sorted(path for folder in folders for path in Path(folder, "chat_templates").glob("*.jinja"))
 
 

@@ -144,9 +144,9 @@ def test_hh_rlhf_is_cut_at_the_last_shared_assistant():
     ],
 )
 def test_other_texts_are_cut_where_a_word_begins(chosen, rejected, prompt):
-    found, first, second = split_implicit_prompt(chosen, rejected)
-    assert found == prompt
-    assert (found + first, found + second) == (chosen, rejected)
+    actual, first, second = split_implicit_prompt(chosen, rejected)
+    assert actual == prompt
+    assert (actual + first, actual + second) == (chosen, rejected)
 
 
 def test_a_script_without_spaces_keeps_its_shared_beginning():

@@ -143,9 +143,9 @@ def test_a_tie_is_kept_for_losses_that_learn_from_it_and_else_left_out_and_count
 
 def test_a_ranking_gives_its_pairs_and_its_ties():
     ranking = RankingSample(id="r", prompt="q", completions=["x", "y", "z"], ranks=[2, 1, 2])
-    found = comparisons_of(ranking)
-    assert [(row.chosen, row.rejected) for row in found if isinstance(row, PreferenceRow)] == [("y", "x"), ("y", "z")]
-    (tie,) = [row for row in found if isinstance(row, PreferenceSample)]
+    actual = comparisons_of(ranking)
+    assert [(row.chosen, row.rejected) for row in actual if isinstance(row, PreferenceRow)] == [("y", "x"), ("y", "z")]
+    (tie,) = [row for row in actual if isinstance(row, PreferenceSample)]
     assert (tie.completion_a, tie.completion_b, tie.id) == ("x", "z", "r#0=2")
 
 

@@ -22,16 +22,16 @@ def tokenizer():
 
 
 def view(row, tokenizer, **options):
-    (found,) = view_rows([row], tokenizer, **options)
-    return found
+    (actual,) = view_rows([row], tokenizer, **options)
+    return actual
 
 
 def shown(sequence, *, trained):
     return "".join(token.text for token in sequence.tokens if token.is_trained == trained)
 
 
-def fates(found):
-    return {(fate.field, *fate.messages): (fate.fate, fate.note) for fate in found.fields}
+def fates(actual):
+    return {(fate.field, *fate.messages): (fate.fate, fate.note) for fate in actual.fields}
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def fates(found):
     ],
 )
 def test_rows_of_every_kind_show_what_is_trained(tokenizer, row, made_for, trained):
-    found = view(row, tokenizer, chat_template=CHATML)
-    assert (found.made_for, found.error) == (made_for, "")
-    assert {sequence.name: shown(sequence, trained=True) for sequence in found.sequences} == trained
+    actual = view(row, tokenizer, chat_template=CHATML)
+    assert (actual.made_for, actual.error) == (made_for, "")
+    assert {sequence.name: shown(sequence, trained=True) for sequence in actual.sequences} == trained
 
 
 def test_special_tokens_and_the_prompt_are_seen(tokenizer):
-    found = view({"messages": [ASKED, {"role": "assistant", "content": "me"}]}, tokenizer, chat_template=CHATML)
-    (sequence,) = found.sequences
+    actual = view({"messages": [ASKED, {"role": "assistant", "content": "me"}]}, tokenizer, chat_template=CHATML)
+    (sequence,) = actual.sequences
     assert shown(sequence, trained=False) == "<|im_start|>user\nwho<|im_end|>\n<|im_start|>assistant\n"
     special = [token.text for token in sequence.tokens if token.is_special]
     assert special == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>"]
@@ -73,8 +73,8 @@ def test_special_tokens_and_the_prompt_are_seen(tokenizer):
 
 def test_a_row_may_be_shown_as_another_data_set_makes_it(tokenizer):
     row = {"prompt": "q\n", "chosen": "a", "rejected": "b"}
-    found = view(row, tokenizer, made_for="kto")
-    assert [shown(sequence, trained=True) for sequence in found.sequences] == ["a<eos>", "b<eos>"]
+    actual = view(row, tokenizer, made_for="kto")
+    assert [shown(sequence, trained=True) for sequence in actual.sequences] == ["a<eos>", "b<eos>"]
     assert [shown(s, trained=True) for s in view(row, tokenizer, made_for="sft").sequences] == ["a<eos>"]
     assert "rows of kind" in view({"text": "a"}, tokenizer, made_for="kto").error
 
@@ -93,9 +93,9 @@ def test_every_field_is_in_the_table(tokenizer):
         "difficulty": 3,
         "nothing": None,
     }
-    found = view(row, tokenizer, chat_template=QWEN_NEW)
-    assert found.error == ""
-    assert fates(found) == {
+    actual = view(row, tokenizer, chat_template=QWEN_NEW)
+    assert actual.error == ""
+    assert fates(actual) == {
         ("messages",): ("kept", ""),
         ("tools",): ("kept", ""),
         ("chat_template_kwargs",): ("kept", "given to the chat template"),
@@ -113,9 +113,9 @@ def test_every_field_is_in_the_table(tokenizer):
 
 def test_other_names_of_columns_are_in_the_table(tokenizer):
     row = {"instruction": "who", "input": "briefly", "reply": "me", "source": "x", "output": None, "score": 1}
-    found = view(row, tokenizer, columns={"reply": "completion", "score": None})
-    assert FieldFate("reply", (), "renamed", "completion") in found.fields
-    assert fates(found) == {
+    actual = view(row, tokenizer, columns={"reply": "completion", "score": None})
+    assert FieldFate("reply", (), "renamed", "completion") in actual.fields
+    assert fates(actual) == {
         ("instruction",): ("renamed", "prompt"),
         ("input",): ("renamed", "prompt"),
         ("reply",): ("renamed", "completion"),
@@ -131,24 +131,24 @@ def test_a_refused_row_shows_why_and_what_is_left(tokenizer):
         "messages": [ASKED, {"role": "assistant", "content": "me", "thinking": "why not"}, ASKED,
                      {"role": "assistant", "content": "you"}]
     }  # fmt: skip
-    found = view(row, tokenizer, chat_template=HARMONY)
-    assert "reasoning of message 2" in found.error
-    assert fates(found)[("messages.thinking", 2)] == ("dropped", "by the chat template")
-    assert "why not" not in shown(found.sequences[0], trained=True)
-    assert "you" in shown(found.sequences[0], trained=True)
+    actual = view(row, tokenizer, chat_template=HARMONY)
+    assert "reasoning of message 2" in actual.error
+    assert fates(actual)[("messages.thinking", 2)] == ("dropped", "by the chat template")
+    assert "why not" not in shown(actual.sequences[0], trained=True)
+    assert "you" in shown(actual.sequences[0], trained=True)
 
 
 def test_rows_are_counted_from_one_bad_ones_too(tokenizer, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n{"text": 3}\nnot json\n\n{"text": "b"}\n')
-    found = view_rows(path, tokenizer, numbers=[4, 1, 2, 3, 1])
-    assert [shown(s, trained=True) for each in found for s in each.sequences] == ["a<eos>", "b<eos>"]
-    assert [bool(each.error) for each in found] == [False, True, True, False]
+    actual = view_rows(path, tokenizer, numbers=[4, 1, 2, 3, 1])
+    assert [shown(s, trained=True) for each in actual for s in each.sequences] == ["a<eos>", "b<eos>"]
+    assert [bool(each.error) for each in actual] == [False, True, True, False]
     with pytest.raises(DataError, match="no row 5"):
         view_rows(path, tokenizer, numbers=[5])
 
 
 def test_what_was_cut_is_said(tokenizer):
-    found = view({"prompt": "q\n", "completion": "a" * 30}, tokenizer, max_length=10, truncation="keep_start")
-    assert found.notes == ("cut to the length", "a completion ends without EOS or another end-of-turn token")
+    actual = view({"prompt": "q\n", "completion": "a" * 30}, tokenizer, max_length=10, truncation="keep_start")
+    assert actual.notes == ("cut to the length", "a completion ends without EOS or another end-of-turn token")
     assert "max_length is 10" in view({"prompt": "q\n", "completion": "a" * 30}, tokenizer, max_length=10).error

@@ -84,9 +84,9 @@ def test_rows_of_a_class_are_those_of_a_file(code, tmp_path):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     of_file = SFTDataset(str(path), toy.TOKENIZER)
     for name in ("Rows", "Stateful"):
-        found = SFTDataset(f"{code}:{name}", toy.TOKENIZER)
-        assert tokens(found) == tokens(of_file)
-    assert found[0].columns["id"] == "Stateful:row 1"
+        sftdataset = SFTDataset(f"{code}:{name}", toy.TOKENIZER)
+        assert tokens(sftdataset) == tokens(of_file)
+    assert sftdataset[0].columns["id"] == "Stateful:row 1"
     assert len(SFTDataset([str(path), f"{code}:Rows"], toy.TOKENIZER)) == 60
 
 

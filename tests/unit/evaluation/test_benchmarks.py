@@ -72,19 +72,19 @@ def test_equal_right_completions_have_no_spread():
 
 def test_the_total_is_the_mean_over_subsets_and_not_over_rows():
     rows = [ScoredRow(str(i), "Math", [1.0], [0.0]) for i in range(9)] + [ScoredRow("f", "Focus", [0.0], [1.0])]
-    found = reward_bench_result(rows, settings={})
-    assert found.scores["score"].value == 0.5
-    assert found.scores["Math"].value == 1.0
-    assert found.scores["Math"].low < 1.0
-    assert set(found.missing) == {"Factuality", "Precise IF", "Safety", "Ties"}, "it is the score of two subsets only"
+    actual = reward_bench_result(rows, settings={})
+    assert actual.scores["score"].value == 0.5
+    assert actual.scores["Math"].value == 1.0
+    assert actual.scores["Math"].low < 1.0
+    assert set(actual.missing) == {"Factuality", "Precise IF", "Safety", "Ties"}, "it is the score of two subsets only"
 
 
 def test_a_reward_is_scored_from_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"id": "1", "prompt": "q", "chosen": ["long text"], "rejected": ["a", "b", "c"], "subset": "Focus"}
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "2", "chosen": [""]}) + "\n")
-    found = run_benchmark(length, "reward-bench-2", tmp_path / "out", questions={"reward-bench-2": path})
-    assert found["reward-bench-2"].scores["score"].value == 0.5
+    benchmark = run_benchmark(length, "reward-bench-2", tmp_path / "out", questions={"reward-bench-2": path})
+    assert benchmark["reward-bench-2"].scores["score"].value == 0.5
     written = json.loads((tmp_path / "out" / "reward-bench-2.json").read_text())
     assert [item["credit"] for item in written["items"]] == [1.0, 0.0]
     path.write_text(json.dumps({"id": "1"}))
@@ -102,15 +102,17 @@ def test_truthfulqa_is_read_as_published(questions):
 
 
 def test_truthfulqa_of_a_model(policy, questions, tmp_path):
-    found = run_benchmark(policy, ["truthfulqa"], tmp_path / "out", questions={"truthfulqa": questions})["truthfulqa"]
-    assert 0 <= found.scores["mc1"].value <= 1
+    benchmark = run_benchmark(policy, ["truthfulqa"], tmp_path / "out", questions={"truthfulqa": questions})[
+        "truthfulqa"
+    ]
+    assert 0 <= benchmark.scores["mc1"].value <= 1
     texts = [" No", " They do not", " Yes", " Often"]
     logprobs = [float(part[:-1].sum()) for part in policy.logprobs(["Q: Do cows fly?\nA:"] * 4, texts)]
     weights = [math.exp(value - max(logprobs)) for value in logprobs]
-    assert found.items[0]["mc2"] == pytest.approx(sum(weights[:2]) / sum(weights))
+    assert benchmark.items[0]["mc2"] == pytest.approx(sum(weights[:2]) / sum(weights))
     best = max(logprobs[0], logprobs[2], logprobs[3])  # MC1 has the best of the right ones only
-    assert found.items[0]["mc1"] == float(logprobs[0] == best)
-    assert "Guessing scores 0.292" in found.notes[0]  # (1/3 + 1/4) / 2
+    assert benchmark.items[0]["mc1"] == float(logprobs[0] == best)
+    assert "Guessing scores 0.292" in benchmark.notes[0]  # (1/3 + 1/4) / 2
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ class Told:
 
     def votes(self, pairs, on_vote=None):
         self.asked += pairs
-        found = [self.decide(pair.first, pair.second) for pair in pairs]
-        return [Vote(first=first, reason="no verdict" if first is None else "") for first in found]
+        decisions = [self.decide(pair.first, pair.second) for pair in pairs]
+        return [Vote(first=first, reason="no verdict" if first is None else "") for first in decisions]
 
 
 def by_number(first, second):
@@ -46,11 +46,11 @@ def quick(*args, **settings):
 
 def test_by_hand():
     # Two wins, a tie between different texts, an identical pair and a loss.
-    found = quick(list("pqrst"), ["3", "2", "1", "4", "0"], ["1", "1", "1.0", "4", "5"], Told(by_number))
-    assert (found.wins, found.ties, found.losses, found.identical) == (2, 2, 1, 1)
-    assert found.win_rate.value == pytest.approx((1 + 1 + 0.5 + 0.5 + 0) / 5)
-    assert found.asked == 2 * 4, "both orders, and none for equal completions"
-    assert list(found.per_prompt.values()) == [1.0, 1.0, 0.5, 0.5, 0.0]
+    quick_check = quick(list("pqrst"), ["3", "2", "1", "4", "0"], ["1", "1", "1.0", "4", "5"], Told(by_number))
+    assert (quick_check.wins, quick_check.ties, quick_check.losses, quick_check.identical) == (2, 2, 1, 1)
+    assert quick_check.win_rate.value == pytest.approx((1 + 1 + 0.5 + 0.5 + 0) / 5)
+    assert quick_check.asked == 2 * 4, "both orders, and none for equal completions"
+    assert list(quick_check.per_prompt.values()) == [1.0, 1.0, 0.5, 0.5, 0.0]
 
 
 def test_both_orders_are_asked_of_each_pair():
@@ -62,10 +62,12 @@ def test_both_orders_are_asked_of_each_pair():
 def test_samples_are_averaged_in_their_prompt_which_is_the_unit():
     prompts = [f"p{i}" for i in range(10) for _ in range(8)]
     a = ["1" if i % 2 else "0" for i in range(10) for _ in range(8)]
-    found = quick(prompts, a, ["0.5"] * 80, Told(by_number))
-    assert found.num_prompts == found.win_rate.n == 10
+    quick_check = quick(prompts, a, ["0.5"] * 80, Told(by_number))
+    assert quick_check.num_prompts == quick_check.win_rate.n == 10
     naive = share_interval([float(x) for x in a])
-    assert found.win_rate.high - found.win_rate.low > 2 * (naive.high - naive.low), "80 samples are not 80 prompts"
+    assert quick_check.win_rate.high - quick_check.win_rate.low > 2 * (naive.high - naive.low), (
+        "80 samples are not 80 prompts"
+    )
 
 
 def test_swapping_the_systems_mirrors_everything():
@@ -80,22 +82,22 @@ def test_swapping_the_systems_mirrors_everything():
 
 @pytest.mark.parametrize(("wins", "verdict"), [(60, "better"), (40, "worse"), (52, "not yet known")])
 def test_the_verdict_follows_the_interval(wins, verdict):
-    found = quick(
+    quick_check = quick(
         [f"p{i}" for i in range(100)], ["1"] * wins * 1 + ["0"] * (100 - wins), ["0.5"] * 100, Told(by_number)
     )
     expected = {60: "better", 40: "worse"}.get(wins, "not yet known")
     assert (
-        found.verdict
+        quick_check.verdict
         == verdict
-        == (expected if not found.win_rate.low <= 0.5 <= found.win_rate.high else "not yet known")
+        == (expected if not quick_check.win_rate.low <= 0.5 <= quick_check.win_rate.high else "not yet known")
     )
-    assert verdict in found.sentence("new", "old")
+    assert verdict in quick_check.sentence("new", "old")
 
 
 def test_it_says_how_many_more_prompts_would_tell():
     # 55 of 100 without ties: 783 in all by the normal approximation (research/evaluation.md has 777 to 783).
-    found = quick([f"p{i}" for i in range(100)], ["1"] * 55 + ["0"] * 45, ["0.5"] * 100, Told(by_number))
-    assert found.more_prompts == prompts_for_win_rate(0.05) - 100
+    quick_check = quick([f"p{i}" for i in range(100)], ["1"] * 55 + ["0"] * 45, ["0.5"] * 100, Told(by_number))
+    assert quick_check.more_prompts == prompts_for_win_rate(0.05) - 100
     tied = quick([f"p{i}" for i in range(100)], ["1"] * 45 + ["0"] * 35 + ["0.50"] * 20, ["0.5"] * 100, Told(by_number))
     assert tied.more_prompts == pytest.approx(prompts_for_win_rate(0.05, tie_frac=0.2) - 100, abs=1)
     even = quick(["p", "q"], ["1", "0"], ["0.5", "0.5"], Told(by_number))
@@ -103,8 +105,8 @@ def test_it_says_how_many_more_prompts_would_tell():
 
 
 def test_a_judge_that_never_says_a_verdict_leaves_a_record_that_says_so():
-    found = compare_completions(list("pqr"), ["3", "2", "1"], ["1", "1", "3"], Told(lambda first, second: None))
-    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    comparison = compare_completions(list("pqr"), ["3", "2", "1"], ["1", "1", "3"], Told(lambda first, second: None))
+    record = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     assert (record["verdict"], record["unparsed"], record["asked"]) == ("not yet known", 6, 6)
     assert record["win_rate"]["value"] is None
     assert record["length_controlled"]["longer_frac"] is None
@@ -115,18 +117,18 @@ def test_without_scikit_learn_only_the_rate_at_equal_length_is_missing(monkeypat
     monkeypatch.setitem(sys.modules, "sklearn", None)
     prompts = [f"p{i}" for i in range(80)]
     a, b = ["1" * (1 + i % 3) for i in range(80)], ["1" * (1 + i % 2) for i in range(80)]
-    found = compare_completions(prompts, a, b, Told(by_number))
-    assert found.win_rate.measured
-    assert "eval" in found.length.rate.reason
+    comparison = compare_completions(prompts, a, b, Told(by_number))
+    assert comparison.win_rate.measured
+    assert "eval" in comparison.length.rate.reason
 
 
 def test_a_member_of_a_jury_that_never_has_a_verdict_is_named():
     mute = Told(lambda first, second: None)
     mute.name = "mute"
-    found = quick(list("pq"), ["3", "2"], ["1", "1"], Jury([Told(by_number), Told(by_number, copy=1), mute]))
-    assert (found.win_rate.value, found.unparsed) == (1.0, 0)
-    assert found.silent_members == {"mute": 4}
-    assert any("mute" in note for note in found.notes())
+    quick_check = quick(list("pq"), ["3", "2"], ["1", "1"], Jury([Told(by_number), Told(by_number, copy=1), mute]))
+    assert (quick_check.win_rate.value, quick_check.unparsed) == (1.0, 0)
+    assert quick_check.silent_members == {"mute": 4}
+    assert any("mute" in note for note in quick_check.notes())
 
 
 def test_each_member_of_a_jury_has_its_own_position_bias():
@@ -140,25 +142,25 @@ def test_each_member_of_a_jury_has_its_own_position_bias():
     partly = Told(lambda first, second: None if first in silent else by_number(first, second), who="partly")
     always.name, honest.name, partly.name = "always", "honest", "partly"
     jury = Jury([always, honest, partly, function_judge(longer, name="longer")])
-    found = quick([f"p{i}" for i in range(n)], a, b, jury)
-    assert set(found.member_positions) == {"always", "honest", "partly"}, "a judge of scores has no position"
-    rates = {name: each.first_rate for name, each in found.member_positions.items()}
+    quick_check = quick([f"p{i}" for i in range(n)], a, b, jury)
+    assert set(quick_check.member_positions) == {"always", "honest", "partly"}, "a judge of scores has no position"
+    rates = {name: each.first_rate for name, each in quick_check.member_positions.items()}
     assert {name: rate.value for name, rate in rates.items()} == {"always": 1.0, "honest": 0.5, "partly": 0.5}
     assert {name: rate.n for name, rate in rates.items()} == {"always": n, "honest": n, "partly": n - 4}
-    assert found.member_positions["always"].consistent.value == 0.0
-    assert found.member_positions["honest"].consistent.value == 1.0
-    assert [name for name, each in found.member_positions.items() if each.is_biased] == ["always"]
-    assert not found.position.is_biased, "together they hide it"
-    notes = [note for note in found.notes() if "first place" in note]
+    assert quick_check.member_positions["always"].consistent.value == 0.0
+    assert quick_check.member_positions["honest"].consistent.value == 1.0
+    assert [name for name, each in quick_check.member_positions.items() if each.is_biased] == ["always"]
+    assert not quick_check.position.is_biased, "together they hide it"
+    notes = [note for note in quick_check.notes() if "first place" in note]
     assert len(notes) == 1
     assert "always" in notes[0]
-    assert found.to_dict()["member_positions"]["always"]["is_biased"] is True
+    assert quick_check.to_dict()["member_positions"]["always"]["is_biased"] is True
 
 
 def test_members_of_one_name_are_told_apart():
-    found = quick(["p"], ["2"], ["1"], Jury([Told(by_number), Told(lambda first, second: 1.0), Told(by_number)]))
-    assert list(found.member_positions) == ["told", "told (2)", "told (3)"]
-    assert found.member_positions["told (2)"].first_rate.value == 1.0
+    quick_check = quick(["p"], ["2"], ["1"], Jury([Told(by_number), Told(lambda first, second: 1.0), Told(by_number)]))
+    assert list(quick_check.member_positions) == ["told", "told (2)", "told (3)"]
+    assert quick_check.member_positions["told (2)"].first_rate.value == 1.0
 
 
 def test_a_judge_that_is_no_jury_has_no_members():
@@ -170,12 +172,12 @@ def test_an_unparsed_verdict_is_no_tie_and_no_loss():  # trap 6
     n = 40
     a = ["1"] * 30 + ["7"] * 10
     judge = Told(lambda first, second: None if first == "7" else by_number(first, second))
-    found = quick([f"p{i}" for i in range(n)], a, ["0"] * n, judge)
-    assert found.win_rate.value == 1.0, "as ties it would be .875, as losses .75"
-    assert found.win_rate.n == 30
-    assert (found.unparsed, found.asked, found.missing_pairs) == (10, 80, 10)
-    assert found.parse_rate == pytest.approx(0.875)
-    assert sum(value is None for value in found.per_prompt.values()) == 10
+    quick_check = quick([f"p{i}" for i in range(n)], a, ["0"] * n, judge)
+    assert quick_check.win_rate.value == 1.0, "as ties it would be .875, as losses .75"
+    assert quick_check.win_rate.n == 30
+    assert (quick_check.unparsed, quick_check.asked, quick_check.missing_pairs) == (10, 80, 10)
+    assert quick_check.parse_rate == pytest.approx(0.875)
+    assert sum(value is None for value in quick_check.per_prompt.values()) == 10
 
 
 @pytest.mark.parametrize(("unread", "known"), [(5, True), (6, False)])
@@ -183,11 +185,11 @@ def test_too_few_readable_verdicts_decide_nothing(unread, known):
     n = 100
     a = ["9"] * unread + ["1"] * (n - unread)
     judge = Told(lambda first, second: None if "9" in (first, second) else by_number(first, second))
-    found = quick([f"p{i}" for i in range(n)], a, ["0"] * n, judge)
-    assert found.parse_rate == pytest.approx(1 - unread / n)
-    assert (found.verdict == "better") is known
-    assert ("read" in found.reason) is not known
-    assert (f"{2 * unread} of 200" in found.reason) is not known
+    quick_check = quick([f"p{i}" for i in range(n)], a, ["0"] * n, judge)
+    assert quick_check.parse_rate == pytest.approx(1 - unread / n)
+    assert (quick_check.verdict == "better") is known
+    assert ("read" in quick_check.reason) is not known
+    assert (f"{2 * unread} of 200" in quick_check.reason) is not known
     assert MIN_PARSED == 0.95
 
 
@@ -218,16 +220,16 @@ def test_a_judge_that_prefers_the_first_place_is_exposed_and_moves_no_rate():
 def test_noise_is_not_taken_for_position_bias():
     a, b = ([f"{side}{i}" for i in range(300)] for side in "ab")
     noise = Told(lambda first, second: float(random.Random(first + "|" + second).random() < 0.5))
-    found = quick([f"p{i}" for i in range(300)], a, b, noise)
-    assert not found.position.is_biased
-    assert found.position.consistent.value < 0.7
+    quick_check = quick([f"p{i}" for i in range(300)], a, b, noise)
+    assert not quick_check.position.is_biased
+    assert quick_check.position.consistent.value < 0.7
 
 
 def test_a_judge_of_scores_has_no_position_and_is_asked_once():
-    found = quick(["p", "q"], ["aa", "b"], ["a", "bb"], "longer")
-    assert found.position is None
-    assert (found.wins, found.losses, found.asked) == (1, 1, 2)
-    assert found.longer_won.value == 1.0
+    quick_check = quick(["p", "q"], ["aa", "b"], ["a", "bb"], "longer")
+    assert quick_check.position is None
+    assert (quick_check.wins, quick_check.losses, quick_check.asked) == (1, 1, 2)
+    assert quick_check.longer_won.value == 1.0
 
 
 def test_a_win_by_length_alone_is_gone_at_equal_length():
@@ -235,26 +237,26 @@ def test_a_win_by_length_alone_is_gone_at_equal_length():
     n = 300
     a = ["x" * rng.randint(20, 60) for _ in range(n)]
     b = ["y" * rng.randint(10, 50) for _ in range(n)]
-    found = compare_completions(
+    comparison = compare_completions(
         [f"p{i}" for i in range(n)], a, b, Told(lambda f, s: float(len(f) > len(s)) if len(f) != len(s) else 0.5)
     )
-    assert found.verdict == "better"
-    assert found.length.rate.value < found.win_rate.value - 0.1
-    assert found.longer_won.value == 1.0
+    assert comparison.verdict == "better"
+    assert comparison.length.rate.value < comparison.win_rate.value - 0.1
+    assert comparison.longer_won.value == 1.0
 
 
 def test_the_record_is_json_without_nan():
-    found = compare_completions(["p"], ["1"], ["1"], Told(by_number))
-    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    comparison = compare_completions(["p"], ["1"], ["1"], Told(by_number))
+    record = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     assert record["parse_rate"] is None
     assert record["win_rate"]["value"] == 0.5
     assert record["judge"]["hash"]
 
 
 def test_nothing_to_compare_is_not_a_number():
-    found = quick([], [], [], Told(by_number))
-    assert math.isnan(found.win_rate.value)
-    assert found.verdict == "not yet known"
+    quick_check = quick([], [], [], Told(by_number))
+    assert math.isnan(quick_check.win_rate.value)
+    assert quick_check.verdict == "not yet known"
     with pytest.raises(ConfigError, match="2 prompts"):
         quick(["p", "q"], ["a"], ["b"], Told(by_number))
 
@@ -277,7 +279,7 @@ def test_looking_again_and_again_is_allowed_where_it_was_asked_for():  # trap 3
 
 
 def test_at_any_time_it_says_how_many_prompts_until_it_tells():
-    def found(n):
+    def of_size(n):
         return quick(
             [f"p{i}" for i in range(n)],
             (["1", "1", "1", "0", "0"] * n)[:n],
@@ -286,11 +288,11 @@ def test_at_any_time_it_says_how_many_prompts_until_it_tells():
             any_time=True,
         )
 
-    first = found(100)
+    first = of_size(100)
     assert first.verdict == "not yet known"
     enough = -(-(100 + first.more_prompts) // 5) * 5
-    assert found(enough + 5).verdict == "better"
-    assert found(enough // 2).verdict == "not yet known"
+    assert of_size(enough + 5).verdict == "better"
+    assert of_size(enough // 2).verdict == "not yet known"
     with pytest.raises(ConfigError, match="any_time"):
         quick(["p"], ["1"], ["0"], Told(by_number), any_time=True, labels=HumanVotes())
 
@@ -333,10 +335,10 @@ def test_labels_of_another_policy_s_completions_are_refused():  # trap 9
     others = HumanVotes()
     for i in range(0, 200, 2):
         others.add(f"p{i}", f"old{i}", f"b{i}", 1.0)
-    found = quick(prompts, a, b, judge, labels=others)
-    assert found.correction.rate is None
-    assert "other completions" in found.correction.refusal
-    assert found.decided_on is found.win_rate
+    quick_check = quick(prompts, a, b, judge, labels=others)
+    assert quick_check.correction.rate is None
+    assert "other completions" in quick_check.correction.refusal
+    assert quick_check.decided_on is quick_check.win_rate
     # and even among labels of the right ones
     for i in range(1, 200, 2):
         others.add(f"p{i}", f"a{i}", f"b{i}", float(truth[f"a{i}"]))
@@ -354,9 +356,9 @@ def test_labels_of_another_policy_s_completions_are_refused():  # trap 9
 def test_labels_that_are_too_few_or_of_one_side_are_refused(choose, why):
     prompts, a, b, judge, truth = labeled()
     places = choose(truth, lambda key: judge.decide(key, ""))
-    found = quick(prompts, a, b, judge, labels=votes_on([(f"p{i}", f"a{i}", f"b{i}") for i in places], truth))
-    assert found.correction.rate is None
-    assert why in found.correction.refusal
+    quick_check = quick(prompts, a, b, judge, labels=votes_on([(f"p{i}", f"a{i}", f"b{i}") for i in places], truth))
+    assert quick_check.correction.rate is None
+    assert why in quick_check.correction.refusal
 
 
 def test_labels_in_the_other_order_are_the_same_labels():
@@ -374,8 +376,14 @@ def test_labels_in_the_other_order_are_the_same_labels():
 
 def record(a, judge, *, prompts=None, **more):
     n = len(a)
-    found = quick(prompts or [f"p{i}" for i in range(n)], a, ["0.5"] * n, judge)
-    return {**found.to_dict(), "b": {"content": "b"}, "sampling": {"temperature": 1.0}, "samples_per_prompt": 1, **more}
+    quick_check = quick(prompts or [f"p{i}" for i in range(n)], a, ["0.5"] * n, judge)
+    return {
+        **quick_check.to_dict(),
+        "b": {"content": "b"},
+        "sampling": {"temperature": 1.0},
+        "samples_per_prompt": 1,
+        **more,
+    }
 
 
 def test_a_change_is_paired_by_prompt():
@@ -402,10 +410,10 @@ def test_another_judge_wording_or_set_of_prompts_voids_the_earlier_one(change, w
     a = ["1"] * 20
     before = record(a, Told(by_number))
     after = record(a, **{"judge": Told(by_number), **change})
-    found = change_since(before, after, confidence=0.95)
-    assert not found.difference.measured
-    assert len(found.void) == 1
-    assert why in found.void[0]
+    actual = change_since(before, after, confidence=0.95)
+    assert not actual.difference.measured
+    assert len(actual.void) == 1
+    assert why in actual.void[0]
 
 
 def test_an_unchanged_model_is_called_different_as_often_as_stated():

@@ -9,8 +9,8 @@ LONG = "one two three four five six seven eight nine ten eleven twelve thirteen 
 
 def places(items, *rows, **settings):
     return {
-        found.item: (found.source, found.num_places)
-        for found in find_overlaps(items, [(f"row {n}", r) for n, r in enumerate(rows, 1)], **settings)
+        overlap.item: (overlap.source, overlap.num_places)
+        for overlap in find_overlaps(items, [(f"row {n}", r) for n, r in enumerate(rows, 1)], **settings)
     }
 
 
@@ -40,8 +40,8 @@ def test_items_that_are_left_out_are_named():
     items = {"four": "yes or no then", "five": "yes or no then what", "none": "?!", "three": "東京は"}
     assert too_short(items) == ["four", "none", "three"]
     assert too_short(items, min_words=3) == ["none"]
-    found = {name for name in items if places({name: items[name]}, items[name])}
-    assert found | set(too_short(items)) == set(items)
+    names = {name for name in items if places({name: items[name]}, items[name])}
+    assert names | set(too_short(items)) == set(items)
 
 
 def test_places_are_counted_once_a_row_and_the_first_is_named():

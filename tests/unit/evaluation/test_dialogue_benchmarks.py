@@ -41,11 +41,11 @@ def test_weighted_verdicts_by_hand(tmp_path):
         {"uid": "5", "model": "m", "category": "code", "games": games("A>>B", "B>>A")},
     ]
     path = write(tmp_path / "m.jsonl", rows)
-    found = arena_hard_scores([path], baseline="b", category="math")["m"]
-    assert found.win_rate.value == pytest.approx((1 + 0.75 + 0.25) / 3)
-    assert found.win_rate.n == 3, "questions, not verdicts"
-    assert found.num_unparsed == 1
-    assert not found.style_controlled.measured
+    actual = arena_hard_scores([path], baseline="b", category="math")["m"]
+    assert actual.win_rate.value == pytest.approx((1 + 0.75 + 0.25) / 3)
+    assert actual.win_rate.n == 3, "questions, not verdicts"
+    assert actual.num_unparsed == 1
+    assert not actual.style_controlled.measured
 
 
 def annotations(tmp_path, *, effect, quality, n=500):
@@ -80,13 +80,13 @@ def annotations(tmp_path, *, effect, quality, n=500):
 @pytest.mark.parametrize(("quality", "effect"), [(0.0, 1.5), (0.8, 0.0), (0.5, 1.0)])
 def test_style_control_finds_the_planted_quality_and_effect(tmp_path, quality, effect):
     judged, answers = annotations(tmp_path, quality=quality, effect=effect)
-    found = arena_hard_scores([judged], baseline="b", answers=answers)["m"]
+    actual = arena_hard_scores([judged], baseline="b", answers=answers)["m"]
     truth = 1 / (1 + math.exp(-quality))
-    assert found.style_controlled.low <= truth <= found.style_controlled.high
-    assert found.coefficients["length"] == pytest.approx(effect, abs=0.3)
-    assert abs(found.coefficients["headers"]) < 0.3
-    assert "bold" in found.coefficients
-    assert "lists" not in found.coefficients, "nobody wrote any"
+    assert actual.style_controlled.low <= truth <= actual.style_controlled.high
+    assert actual.coefficients["length"] == pytest.approx(effect, abs=0.3)
+    assert abs(actual.coefficients["headers"]) < 0.3
+    assert "bold" in actual.coefficients
+    assert "lists" not in actual.coefficients, "nobody wrote any"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def questions(tmp_path, count=3):
 def folder(tmp_path_factory):
     from tests.fixtures.tiny import build_llama, build_tokenizer
 
-    found = tmp_path_factory.mktemp("lm")
+    made = tmp_path_factory.mktemp("lm")
     tokenizer = build_tokenizer()
-    build_llama(vocab_size=len(tokenizer)).save_pretrained(found)
-    tokenizer.save_pretrained(found)
-    return found
+    build_llama(vocab_size=len(tokenizer)).save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    return made
 
 
 def test_both_turns_are_asked_and_a_question_is_one_unit(tmp_path, folder):
@@ -147,13 +147,13 @@ def test_both_turns_are_asked_and_a_question_is_one_unit(tmp_path, folder):
     references = write(
         tmp_path / "reference.jsonl", [{"question_id": 81, "choices": [{"turns": ["It is 0.", "Still 0."]}]}]
     )
-    found = run_benchmark(
+    benchmark = run_benchmark(
         str(folder), "mt-bench-pairs", tmp_path / "out", questions={"mt-bench-pairs": questions(tmp_path)}, judge=judge, baseline=folder,
         references=references, sampling=SamplingConfig(max_new_tokens=6),
     )["mt-bench-pairs"]  # fmt: skip
-    assert found.scores["win_rate"].n == 3
-    assert {"win_rate/turn_1", "win_rate/turn_2", "win_rate/math", "win_rate/writing"} <= set(found.scores)
-    assert all(len(item["answers"]) == 2 for item in found.items)
+    assert benchmark.scores["win_rate"].n == 3
+    assert {"win_rate/turn_1", "win_rate/turn_2", "win_rate/math", "win_rate/writing"} <= set(benchmark.scores)
+    assert all(len(item["answers"]) == 2 for item in benchmark.items)
     second = [(prompt, text) for prompt, text in asked if "Second question" in prompt]
     assert second
     assert all("Answer to the second question" in text for _, text in second)
@@ -165,9 +165,13 @@ def test_the_second_turn_is_asked_after_the_first_answer(tmp_path, folder):
     from rlhf.models.policy import PolicyModel
 
     policy = PolicyModel.from_pretrained(str(folder))
-    found = run_mt_bench_pairs(policy, questions=questions(tmp_path, 2), judge="longer", baseline=policy, limit=1)
-    assert len(found.items) == 1
-    assert found.items[0]["answers"] != found.items[0]["baseline_answers"], "each side has a seed of its own"
+    mt_bench_pairs = run_mt_bench_pairs(
+        policy, questions=questions(tmp_path, 2), judge="longer", baseline=policy, limit=1
+    )
+    assert len(mt_bench_pairs.items) == 1
+    assert mt_bench_pairs.items[0]["answers"] != mt_bench_pairs.items[0]["baseline_answers"], (
+        "each side has a seed of its own"
+    )
 
 
 def test_pairs_of_which_too_few_can_be_read_decide_nothing(tmp_path, folder):
@@ -176,15 +180,15 @@ def test_pairs_of_which_too_few_can_be_read_decide_nothing(tmp_path, folder):
     def judge(prompts, first, second):  # nothing about second turns
         return [None if "Second question" in prompt else 1.0 for prompt in prompts]
 
-    found = run_benchmark(
+    benchmark = run_benchmark(
         str(folder), ["mt-bench-pairs"], questions={"mt-bench-pairs": questions(tmp_path)}, judge=judge, baseline=folder,
         sampling=SamplingConfig(max_new_tokens=6),
     )["mt-bench-pairs"]  # fmt: skip
-    score = found.scores["win_rate/turn_1"]
+    score = benchmark.scores["win_rate/turn_1"]
     assert (score.value, math.isnan(score.low)) == (0.5, True)
-    assert "6 of 12" in found.undecided
-    assert found.undecided in score.reason
-    assert not found.scores["win_rate"].measured
+    assert "6 of 12" in benchmark.undecided
+    assert benchmark.undecided in score.reason
+    assert not benchmark.scores["win_rate"].measured
 
 
 @pytest.mark.parametrize("row", [{"question_id": 1, "turns": ["one"]}, {"turns": ["a", "b"]}, [1]])
@@ -194,8 +198,8 @@ def test_a_row_that_is_no_question_is_named(tmp_path, row):
 
 
 def test_the_published_questions_are_read(assets):
-    found = read_mt_bench(assets / "mt_bench" / "question.jsonl", assets / "mt_bench" / "reference_gpt-4.jsonl")
-    assert len(found) == 80
-    categories = [row["category"] for row in found]
+    dialogues = read_mt_bench(assets / "mt_bench" / "question.jsonl", assets / "mt_bench" / "reference_gpt-4.jsonl")
+    assert len(dialogues) == 80
+    categories = [row["category"] for row in dialogues]
     assert {categories.count(name) for name in set(categories)} == {10}
-    assert sum(row["reference"] is not None for row in found) == 30
+    assert sum(row["reference"] is not None for row in dialogues) == 30

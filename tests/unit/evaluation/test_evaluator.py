@@ -59,14 +59,14 @@ def evaluation(policies, prompts, reward_model):
 
 
 def test_a_policy_wins_half_the_time_against_itself_on_draws_of_its_own(policies, prompts):
-    found = evaluate_policies(
+    actual = evaluate_policies(
         policies[0], policies[0], prompts, vowels, sampling=SAMPLING, seed=1, samples_per_prompt=20
     )
-    assert found.win_rate.low < 0.5 < found.win_rate.high
-    assert found.win_rate.wins > 0
-    assert found.win_rate.losses > 0
-    assert found.kl.k1.value == found.kl.k3.value == 0.0
-    gain = found.changes["length"].gain
+    assert actual.win_rate.low < 0.5 < actual.win_rate.high
+    assert actual.win_rate.wins > 0
+    assert actual.win_rate.losses > 0
+    assert actual.kl.k1.value == actual.kl.k3.value == 0.0
+    gain = actual.changes["length"].gain
     assert gain.low < 0 < gain.high
 
 
@@ -122,11 +122,11 @@ def test_samples_are_the_first_of_the_file_and_then_the_worst_regressions(evalua
 
 def test_the_document_is_json_and_comes_back(evaluation, tmp_path):
     evaluation.with_curve([]).write(tmp_path / "evaluation.json")
-    found = json.loads((tmp_path / "evaluation.json").read_text())
-    assert found["schema"] == 1
-    assert found["hacking"]["verdict"] == "undecided"
-    assert found["win_rate"]["rate"] == evaluation.win_rate.rate
-    assert "curve" not in found["missing"]
+    document = json.loads((tmp_path / "evaluation.json").read_text())
+    assert document["schema"] == 1
+    assert document["hacking"]["verdict"] == "undecided"
+    assert document["win_rate"]["rate"] == evaluation.win_rate.rate
+    assert "curve" not in document["missing"]
     summary = evaluation.summary()
     assert summary["win_rate"] == evaluation.win_rate.rate
     assert summary["kl"] == evaluation.kl.k1.value
@@ -135,12 +135,12 @@ def test_the_document_is_json_and_comes_back(evaluation, tmp_path):
 
 
 def test_greedy_completions_have_no_kl_and_the_reason_is_given(policies, prompts):
-    found = evaluate_policies(*policies, prompts[:3], vowels, sampling=SAMPLING.updated(temperature=0), seed=0)
-    assert math.isnan(found.kl.k1.value)
-    assert "greedy" in found.missing["kl"]
-    assert found.summary()["kl"] is None
-    assert "KL not measured" in found.headline()
-    assert found.missing["reward_model"] == "there is no reward model"
+    actual = evaluate_policies(*policies, prompts[:3], vowels, sampling=SAMPLING.updated(temperature=0), seed=0)
+    assert math.isnan(actual.kl.k1.value)
+    assert "greedy" in actual.missing["kl"]
+    assert actual.summary()["kl"] is None
+    assert "KL not measured" in actual.headline()
+    assert actual.missing["reward_model"] == "there is no reward model"
 
 
 def test_progress_counts_every_completion(policies, prompts):
@@ -199,6 +199,6 @@ def test_calibration_is_by_the_law_that_the_model_learned(reward_model, kind, st
 
 def test_the_class_is_the_function_with_its_settings_kept(policies, prompts):
     evaluator = RLHFEvaluator("tests.unit.evaluation.judge_for_tests:length", sampling=SAMPLING, seed=5)
-    found = evaluator.evaluate(*policies, prompts[:4])
-    assert found.settings["judge"] == "tests.unit.evaluation.judge_for_tests:length"
-    assert found.win_rate.num_prompts == 4
+    metrics = evaluator.evaluate(*policies, prompts[:4])
+    assert metrics.settings["judge"] == "tests.unit.evaluation.judge_for_tests:length"
+    assert metrics.win_rate.num_prompts == 4

@@ -19,12 +19,12 @@ def points(alpha, beta, *, largest, noise=0.0, start=1.5, n=40):
 
 
 def test_the_curve_and_its_peak_are_found():
-    found = fit_gold_over_kl(points(2.0, 1.5, largest=40))
-    assert (found.start, found.alpha, found.beta) == pytest.approx((1.5, 2.0, 1.5))
-    assert found.peak_kl == pytest.approx(math.exp(2 * (2 / 1.5 - 1)))
+    fit = fit_gold_over_kl(points(2.0, 1.5, largest=40))
+    assert (fit.start, fit.alpha, fit.beta) == pytest.approx((1.5, 2.0, 1.5))
+    assert fit.peak_kl == pytest.approx(math.exp(2 * (2 / 1.5 - 1)))
     fine = np.linspace(0.01, 40, 100_000)
-    assert fine[found(fine).argmax()] == pytest.approx(found.peak_kl, abs=1e-3)
-    assert found.r2 == pytest.approx(1)
+    assert fine[fit(fine).argmax()] == pytest.approx(fit.peak_kl, abs=1e-3)
+    assert fit.r2 == pytest.approx(1)
 
 
 def test_the_interval_of_the_peak_holds_it_under_noise():
@@ -32,20 +32,20 @@ def test_the_interval_of_the_peak_holds_it_under_noise():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         curve = [{**p, "gold": p["gold"] + 0.1 * rng.standard_normal()} for p in points(2.0, 1.5, largest=40)]
-        found = fit_gold_over_kl(curve)
-        held += found.peak_low <= math.exp(2 * (2 / 1.5 - 1)) <= found.peak_high
+        fit = fit_gold_over_kl(curve)
+        held += fit.peak_low <= math.exp(2 * (2 / 1.5 - 1)) <= fit.peak_high
     assert held >= 16, "P(Bin(20, .95) < 16) = .3 %"
 
 
 def test_a_score_that_still_rises_has_no_peak():
-    found = fit_gold_over_kl(points(2.0, 0.5, largest=5))
-    assert math.isnan(found.peak_kl)
-    assert found.to_dict()["peak_kl"] is None
+    fit = fit_gold_over_kl(points(2.0, 0.5, largest=5))
+    assert math.isnan(fit.peak_kl)
+    assert fit.to_dict()["peak_kl"] is None
 
 
 def test_noise_without_a_trend_claims_no_sure_peak():
-    found = fit_gold_over_kl(points(0.0, 0.0, largest=10, noise=1.0))
-    assert math.isnan(found.peak_low)
+    fit = fit_gold_over_kl(points(0.0, 0.0, largest=10, noise=1.0))
+    assert math.isnan(fit.peak_low)
 
 
 @pytest.mark.parametrize(

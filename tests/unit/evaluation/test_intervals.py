@@ -28,9 +28,9 @@ from rlhf.evaluation.intervals import (
     [(8, 10, 0.49016, 0.94332), (0, 20, 0.0, 0.16113), (20, 20, 0.83887, 1.0)],
 )
 def test_wilson_is_what_statsmodels_prints(successes, n, low, high):
-    found = wilson_interval(successes, n)
-    assert (found.low, found.high) == (pytest.approx(low, abs=5e-6), pytest.approx(high, abs=5e-6))
-    assert found.value == successes / n
+    interval = wilson_interval(successes, n)
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=5e-6), pytest.approx(high, abs=5e-6))
+    assert interval.value == successes / n
 
 
 def test_without_ties_the_share_interval_is_wilson():
@@ -50,8 +50,8 @@ def test_trap_01_ties_narrow_the_interval_and_all_ties_do_not_make_it_a_point():
 
 def coverage(draw, interval, truth, *, runs=1500, seed=7):
     rng = np.random.default_rng(seed)
-    found = [interval(draw(rng)) for _ in range(runs)]
-    return np.mean([each.low <= truth <= each.high for each in found])
+    estimates = [interval(draw(rng)) for _ in range(runs)]
+    return np.mean([each.low <= truth <= each.high for each in estimates])
 
 
 @pytest.mark.parametrize(("n", "ties"), [(30, 0.0), (30, 0.5), (200, 0.5), (200, 0.9)])
@@ -81,27 +81,27 @@ def test_trap_01_several_samples_of_a_prompt_count_as_one_unit():
 
 def test_the_t_interval_by_hand():
     # mean 2, deviation 1, t_2(0.975) = 4.302653, so 2 +- 4.302653 / sqrt(3)
-    found = mean_interval([1.0, 2.0, 3.0])
-    assert (found.value, found.n) == (2.0, 3)
-    assert found.low == pytest.approx(2 - 2.484138, abs=1e-6)
-    assert found.high == pytest.approx(2 + 2.484138, abs=1e-6)
+    interval = mean_interval([1.0, 2.0, 3.0])
+    assert (interval.value, interval.n) == (2.0, 3)
+    assert interval.low == pytest.approx(2 - 2.484138, abs=1e-6)
+    assert interval.high == pytest.approx(2 + 2.484138, abs=1e-6)
 
 
 def test_a_single_value_has_no_interval_and_says_so():
-    found = mean_interval([1.5])
-    assert found.value == 1.5
-    assert math.isnan(found.low)
-    assert "one value" in found.reason
-    assert found.to_dict()["low"] is None
+    interval = mean_interval([1.5])
+    assert interval.value == 1.5
+    assert math.isnan(interval.low)
+    assert "one value" in interval.reason
+    assert interval.to_dict()["low"] is None
 
 
 @pytest.mark.parametrize("interval", [mean_interval, share_interval])
 @pytest.mark.parametrize("values", [[], [0.5, math.nan], [math.inf]])
 def test_what_can_not_be_measured_is_missing_with_a_reason_and_never_0(interval, values):
-    found = interval(values)
-    assert not found.measured
-    assert found.reason
-    assert found.to_dict()["value"] is None
+    estimate = interval(values)
+    assert not estimate.measured
+    assert estimate.reason
+    assert estimate.to_dict()["value"] is None
 
 
 def test_a_share_outside_0_to_1_is_refused():
@@ -144,8 +144,8 @@ def test_a_change_of_few_prompts_is_never_certain():
     n_eff = 10 * 0.25 / ((10 / 4 + 1) / 12 - 1 / 4)
     assert (none.low, none.high) == pytest.approx(np.array([-1, 1]) * 1.96 / math.sqrt(n_eff + 1.96**2), abs=1e-4)
     for value in (0.0, 1.0):
-        found = paired_difference(np.full(3, 0.5), np.full(3, 0.5 + value), shares=value == 0)
-        assert found.high - found.low != 0, "no width would be certainty from three prompts"
+        interval = paired_difference(np.full(3, 0.5), np.full(3, 0.5 + value), shares=value == 0)
+        assert interval.high - interval.low != 0, "no width would be certainty from three prompts"
     assert "spread" in paired_difference([1.0, 2.0], [2.0, 3.0]).reason
     assert "no interval" in paired_difference([0.0], [1.0], shares=True).reason
 
@@ -156,8 +156,8 @@ def test_changes_of_shares_hold_the_truth(n, discordant, gain):
     for _ in range(300):
         p = [(discordant - gain) / 2, (discordant + gain) / 2, 1 - discordant]
         d = rng.choice([-1.0, 1.0, 0.0], size=n, p=p)
-        found = paired_difference(np.zeros(n), d, shares=True)
-        held += found.low <= gain <= found.high
+        interval = paired_difference(np.zeros(n), d, shares=True)
+        held += interval.low <= gain <= interval.high
         low, high = np.quantile(d[rng.integers(0, n, size=(200, n))].mean(axis=1), [0.025, 0.975])
         naive += low <= gain <= high
     assert held / 300 > 0.92
@@ -201,9 +201,9 @@ def test_missing_says_why():
 def test_the_clustered_error_by_hand():
     # values 1, 0 of one prompt, 1 of another, 0 of a third: mean 1/2, sums per prompt 0, 1/2, -1/2
     # se = sqrt(3/2 * 1/2) / 4, t_2(.975) = 4.302653
-    found = clustered_interval([1.0, 0.0, 1.0, 0.0], ["a", "a", "b", "c"])
-    assert (found.value, found.n) == (0.5, 3)
-    assert found.high - 0.5 == pytest.approx(4.302653 * math.sqrt(0.75) / 4, abs=1e-6)
+    interval = clustered_interval([1.0, 0.0, 1.0, 0.0], ["a", "a", "b", "c"])
+    assert (interval.value, interval.n) == (0.5, 3)
+    assert interval.high - 0.5 == pytest.approx(4.302653 * math.sqrt(0.75) / 4, abs=1e-6)
 
 
 def test_the_clustered_interval_of_equal_units_is_that_of_their_means():
@@ -219,14 +219,14 @@ def test_the_clustered_error_is_that_of_statsmodels():
     units = rng.integers(0, 30, 200)
     y = rng.normal(0, 1, 30)[units] + rng.normal(0, 1, 200)
     fit = api.OLS(y, np.ones(200)).fit(cov_type="cluster", cov_kwds={"groups": units, "use_correction": False})
-    found = clustered_interval(y, units.tolist())
-    error = (found.high - found.value) / 2.045230  # t_29(.975)
+    interval = clustered_interval(y, units.tolist())
+    error = (interval.high - interval.value) / 2.045230  # t_29(.975)
     assert error == pytest.approx(fit.bse[0] * math.sqrt(30 / 29), rel=1e-5)
 
 
 def test_trap_07_one_unit_has_no_error_and_not_an_error_of_0():
-    found = clustered_interval([0.0, 1.0, 1.0], ["a", "a", "a"])
-    assert found.value == pytest.approx(2 / 3)
-    assert math.isnan(found.low)
-    assert found.reason
+    interval = clustered_interval([0.0, 1.0, 1.0], ["a", "a", "a"])
+    assert interval.value == pytest.approx(2 / 3)
+    assert math.isnan(interval.low)
+    assert interval.reason
     assert not clustered_interval([1.0, math.nan], ["a", "b"]).measured

@@ -35,10 +35,12 @@ def test_every_benchmark_names_what_can_be_opened():
 
 def test_llmbar_by_hand(tmp_path):
     path = write(tmp_path / "d.json", [pair("aa", "b", 1), pair("aa", "b", 2), pair("a", "b", 1), pair("a", "bb", 2)])
-    found = run_benchmark("longer", "llmbar-natural", tmp_path, questions={"llmbar-natural": path})["llmbar-natural"]
-    assert found.scores["accuracy"].value == (1 + 0 + 0.5 + 1) / 4
-    assert [item["score"] for item in found.items] == [1.0, 0.0, 0.5, 1.0]
-    assert "first_place_won" not in found.scores
+    benchmark = run_benchmark("longer", "llmbar-natural", tmp_path, questions={"llmbar-natural": path})[
+        "llmbar-natural"
+    ]
+    assert benchmark.scores["accuracy"].value == (1 + 0 + 0.5 + 1) / 4
+    assert [item["score"] for item in benchmark.items] == [1.0, 0.0, 0.5, 1.0]
+    assert "first_place_won" not in benchmark.scores
 
 
 def test_each_set_has_a_file_of_its_own(tmp_path):
@@ -46,9 +48,9 @@ def test_each_set_has_a_file_of_its_own(tmp_path):
     rows = {"llmbar-natural": [pair("aa", "b", 1)], "llmbar-manual": [pair("aa", "b", 2)]}
     questions = {name: write(tmp_path / f"{name}-questions.json", own) for name, own in rows.items()}
     run_benchmark("longer", names, tmp_path / "out", questions=questions)
-    found = {name: json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in names}
-    assert [found[name]["scores"]["accuracy"]["value"] for name in names] == [1.0, 0.0]
-    assert [found[name]["name"] for name in names] == names
+    documents = {name: json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in names}
+    assert [documents[name]["scores"]["accuracy"]["value"] for name in names] == [1.0, 0.0]
+    assert [documents[name]["name"] for name in names] == names
 
 
 def test_verdicts_are_kept_beside_the_results_and_asked_for_once(tmp_path):
@@ -56,8 +58,8 @@ def test_verdicts_are_kept_beside_the_results_and_asked_for_once(tmp_path):
     with serving(judging(longer), path="/v1") as service:
         judge = {"type": "endpoint", "url": service.url, "model": "m"}
         for _ in range(2):
-            found = run_benchmark(judge, "llmbar-natural", tmp_path / "out", questions={"llmbar-natural": path})
-            assert found["llmbar-natural"].scores["accuracy"].value == 1.0
+            benchmark = run_benchmark(judge, "llmbar-natural", tmp_path / "out", questions={"llmbar-natural": path})
+            assert benchmark["llmbar-natural"].scores["accuracy"].value == 1.0
     assert len(service.asked) == 4
 
 
@@ -73,10 +75,10 @@ def test_a_judge_that_prefers_the_first_place_is_exposed(tmp_path):
     def first_place(prompts, first, second):
         return [1.0] * len(prompts)
 
-    found = run_benchmark(first_place, "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
-    assert found.scores["accuracy"].value == 0.5, "what it says of either completion is worth a coin"
-    assert found.scores["first_place_won"].low > 0.5
-    assert any("first place" in note for note in found.notes)
+    benchmark = run_benchmark(first_place, "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
+    assert benchmark.scores["accuracy"].value == 0.5, "what it says of either completion is worth a coin"
+    assert benchmark.scores["first_place_won"].low > 0.5
+    assert any("first place" in note for note in benchmark.notes)
 
 
 def test_a_jury_says_of_each_member_whether_it_prefers_a_place(tmp_path):
@@ -89,10 +91,10 @@ def test_a_jury_says_of_each_member_whether_it_prefers_a_place(tmp_path):
         return [0.0] * len(prompts)
 
     jury = Jury([function_judge(first_place, name="one"), function_judge(second_place, name="two")])
-    found = run_benchmark(jury, "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
-    assert found.scores["first_place_won"].value == 0.5, "together they show none"
-    assert found.scores["first_place_won/one"].low > 0.5 > found.scores["first_place_won/two"].high
-    assert sum("of the jury" in note for note in found.notes) == 2
+    benchmark = run_benchmark(jury, "llmbar-natural", questions={"llmbar-natural": path})["llmbar-natural"]
+    assert benchmark.scores["first_place_won"].value == 0.5, "together they show none"
+    assert benchmark.scores["first_place_won/one"].low > 0.5 > benchmark.scores["first_place_won/two"].high
+    assert sum("of the jury" in note for note in benchmark.notes) == 2
 
 
 def partly(unread):
@@ -112,15 +114,15 @@ def test_a_score_of_too_few_readable_verdicts_is_shown_as_not_decided_with_the_c
     sides = [("a" * (n + 2), f"b{n}"[:1]) for n in range(20)]
     path = write(tmp_path / "d.json", [pair(*both, 1) for both in sides])
     judge = partly({first for first, _ in sides[:unread]})
-    found = run_benchmark(judge, "llmbar-natural", tmp_path / "out", questions={"llmbar-natural": path})[
+    benchmark = run_benchmark(judge, "llmbar-natural", tmp_path / "out", questions={"llmbar-natural": path})[
         "llmbar-natural"
     ]
-    score, kept = found.scores["accuracy"], json.loads((tmp_path / "out" / "llmbar-natural.json").read_text())
+    score, kept = benchmark.scores["accuracy"], json.loads((tmp_path / "out" / "llmbar-natural.json").read_text())
     assert score.value == 1.0, "the number is there"
     assert math.isfinite(score.low) is decided
-    assert bool(found.undecided) is not decided
+    assert bool(benchmark.undecided) is not decided
     assert (f"{2 * unread} of 40" in score.reason) is not decided
-    assert ("not decided" in str(found)) is not decided
+    assert ("not decided" in str(benchmark)) is not decided
     assert (kept["scores"]["accuracy"]["low"] is not None) is decided
     assert bool(kept["undecided"]) is not decided
 
@@ -131,10 +133,10 @@ def test_what_people_say_is_decided_without_the_judge(tmp_path):
         for n in range(10)
     ]
     path = write(tmp_path / "t.json", rows)
-    found = run_benchmark(partly({"b"}), "pandalm", questions={"pandalm": path})["pandalm"]
-    assert found.undecided
-    assert not found.scores["accuracy"].measured
-    assert math.isfinite(found.scores["agreement_of_two_people"].low)
+    benchmark = run_benchmark(partly({"b"}), "pandalm", questions={"pandalm": path})["pandalm"]
+    assert benchmark.undecided
+    assert not benchmark.scores["accuracy"].measured
+    assert math.isfinite(benchmark.scores["agreement_of_two_people"].low)
 
 
 def test_pandalm_by_hand(tmp_path):
@@ -146,10 +148,10 @@ def test_pandalm_by_hand(tmp_path):
     rows = [row("aa", "b", 1, 1, 2), row("aa", "b", 2, 2, 2), row("a", "b", 0, 0, 1), row("a", "b", 1, 1, 1)]
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(json.dumps(rows).encode()))
-    found = run_benchmark("longer", "pandalm", questions={"pandalm": path})["pandalm"]
-    assert found.scores["accuracy"].value == 2 / 4  # the first, and the tie
-    assert found.scores["accuracy_where_people_prefer_one"].value == pytest.approx(1 / 3)
-    assert found.scores["agreement_of_two_people"].value == pytest.approx((1 / 3 + 1 + 1 / 3 + 1) / 4)
+    benchmark = run_benchmark("longer", "pandalm", questions={"pandalm": path})["pandalm"]
+    assert benchmark.scores["accuracy"].value == 2 / 4  # the first, and the tie
+    assert benchmark.scores["accuracy_where_people_prefer_one"].value == pytest.approx(1 / 3)
+    assert benchmark.scores["agreement_of_two_people"].value == pytest.approx((1 / 3 + 1 + 1 / 3 + 1) / 4)
 
 
 @pytest.mark.parametrize(
@@ -174,15 +176,15 @@ def test_a_policy_is_judged_against_the_reference_answers(tmp_path):
         tmp_path / "alpaca_eval.json", [{"instruction": f"Say {n}", "output": "x" * (n * 1000)} for n in range(2)]
     )
     settings = {"questions": {"alpaca-eval": path}, "sampling": SamplingConfig(max_new_tokens=8)}
-    found = run_benchmark(policy, "alpaca-eval", tmp_path / "out", judge="longer", **settings)["alpaca-eval"]
-    assert [item["score"] for item in found.items] == [1.0, 0.0]
-    assert not found.scores["length_controlled_win_rate"].measured
+    benchmark = run_benchmark(policy, "alpaca-eval", tmp_path / "out", judge="longer", **settings)["alpaca-eval"]
+    assert [item["score"] for item in benchmark.items] == [1.0, 0.0]
+    assert not benchmark.scores["length_controlled_win_rate"].measured
     assert (tmp_path / "out" / "alpaca-eval.json").is_file()
     with pytest.raises(ConfigError, match="judge"):
         run_benchmark(policy, "alpaca-eval", **settings)
-    found = run_benchmark(policy, "alpaca-eval", judge=partly({"x" * 1000}), **settings)["alpaca-eval"]
-    assert found.scores["win_rate"].value == 1.0
-    assert "2 of 4" in found.scores["win_rate"].reason
+    benchmark = run_benchmark(policy, "alpaca-eval", judge=partly({"x" * 1000}), **settings)["alpaca-eval"]
+    assert benchmark.scores["win_rate"].value == 1.0
+    assert "2 of 4" in benchmark.scores["win_rate"].reason
 
 
 def annotations(n, *, length_effect, seed=0):
@@ -210,9 +212,9 @@ def test_annotations_with_a_known_answer(tmp_path):
 
 def test_trap_22_without_overlap_in_length_there_is_no_rate(tmp_path):
     rows = [{"output_1": "x", "output_2": "x" * (10 + n), "preference": 1 + n % 2} for n in range(80)]
-    found = annotated_win_rate(write(tmp_path / "a.json", rows))
-    assert found.raw.value == 0.5
-    assert not found.rate.measured
+    actual = annotated_win_rate(write(tmp_path / "a.json", rows))
+    assert actual.raw.value == 0.5
+    assert not actual.rate.measured
 
 
 def test_a_draw_is_1_5_or_0(tmp_path):

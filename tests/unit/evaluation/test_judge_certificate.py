@@ -26,8 +26,8 @@ class Says:
         self.said, self.identity = said, {"type": "says"}
 
     def votes(self, pairs, on_vote=None):
-        found = [self.said.get((pair.first, pair.second), 1.0) for pair in pairs]
-        return [Vote(first=first, reason="" if first is not None else "mute", cost=0.5) for first in found]
+        actual = [self.said.get((pair.first, pair.second), 1.0) for pair in pairs]
+        return [Vote(first=first, reason="" if first is not None else "mute", cost=0.5) for first in actual]
 
 
 def labeled(prompt, first, second, *votes, models=(None, None)):
@@ -37,7 +37,7 @@ def labeled(prompt, first, second, *votes, models=(None, None)):
 
 def test_by_hand():
     judge = Says({("a", "bb"): 1.0, ("bb", "a"): 0.0, ("c", "dd"): 0.5, ("dd", "c"): 1.0, ("g", "h"): None})
-    found = measure_judge(
+    actual = measure_judge(
         judge,
         [
             labeled("p", "a", "bb", 1.0, 0.0, 0.5, models=("mine", "other")),  # judge: a, a
@@ -48,41 +48,41 @@ def test_by_hand():
         own_models=["mine"],
     )
     # p: credit 1 against the first vote and 0 against the second; q: c won 1/4, so credit 3/4 against a vote for dd.
-    assert found.agreement.value == pytest.approx((0.5 + 0.75) / 2)
-    assert found.num_prompts == 2
+    assert actual.agreement.value == pytest.approx((0.5 + 0.75) / 2)
+    assert actual.num_prompts == 2
     # p: ordered pairs of people whose second prefers one: (1,0) 0, (0,1) 0, (tie,1) 1/2, (tie,0) 1/2.
-    assert found.people.value == pytest.approx(0.25)
-    assert found.num_shared == 1
-    assert found.beyond_people.value == pytest.approx((0.5 - 0.5) - (0.25 - 0.5) / 2)
+    assert actual.people.value == pytest.approx(0.25)
+    assert actual.num_shared == 1
+    assert actual.beyond_people.value == pytest.approx((0.5 - 0.5) - (0.25 - 0.5) / 2)
     # classes: p: a against a, b, tie: 1/3; q: tie against dd no, dd against dd yes: 1/2; r: a, b against tie: 0
-    assert found.same_verdict.value == pytest.approx((1 / 3 + 1 / 2 + 0) / 3)
-    assert found.people_same_verdict.value == 0
+    assert actual.same_verdict.value == pytest.approx((1 / 3 + 1 / 2 + 0) / 3)
+    assert actual.people_same_verdict.value == 0
     # first places: p 1/2; q (1/2 + 1)/2; r 1
-    assert found.position.first_rate.value == pytest.approx((0.5 + 0.75 + 1) / 3)
+    assert actual.position.first_rate.value == pytest.approx((0.5 + 0.75 + 1) / 3)
     # longer: p bb lost; q dd won 3/4. People: p 1/2, q 1.
-    assert found.longer.value == pytest.approx((0 + 0.75) / 2)
-    assert found.people_longer.value == pytest.approx((0.5 + 1) / 2)
-    assert found.longer_beyond_people.value == pytest.approx(-0.375)
-    assert (found.own.value, found.people_own.value, found.own.n) == (1.0, 0.5, 1)
-    assert (found.asked, found.num_unparsed, found.cost) == (8, 1, 4.0)
-    assert found.unparsed.value == pytest.approx(0.5 / 4)
-    assert found.ties.value == pytest.approx((0 + 0.5 + 0 + 0) / 4)
-    assert (found.num_votes, found.num_people) == (6, 3)
+    assert actual.longer.value == pytest.approx((0 + 0.75) / 2)
+    assert actual.people_longer.value == pytest.approx((0.5 + 1) / 2)
+    assert actual.longer_beyond_people.value == pytest.approx(-0.375)
+    assert (actual.own.value, actual.people_own.value, actual.own.n) == (1.0, 0.5, 1)
+    assert (actual.asked, actual.num_unparsed, actual.cost) == (8, 1, 4.0)
+    assert actual.unparsed.value == pytest.approx(0.5 / 4)
+    assert actual.ties.value == pytest.approx((0 + 0.5 + 0 + 0) / 4)
+    assert (actual.num_votes, actual.num_people) == (6, 3)
 
 
 def test_pairs_of_one_prompt_are_one_unit():
     pairs = [labeled("p", "a", f"b{i}", 1.0) for i in range(50)] + [labeled("q", "c", "d", 0.0)]
-    found = measure_judge(Says({("d", "c"): 0.0}), pairs)
-    assert found.num_prompts == found.agreement.n == 2
-    assert found.agreement.value == pytest.approx((0.5 + 0) / 2)
+    actual = measure_judge(Says({("d", "c"): 0.0}), pairs)
+    assert actual.num_prompts == actual.agreement.n == 2
+    assert actual.agreement.value == pytest.approx((0.5 + 0) / 2)
 
 
 def test_what_was_not_measured_is_not_0():
-    found = measure_judge(Says({("a", "b"): None}), [labeled("p", "a", "b", 1.0)])
-    assert not found.agreement.measured
-    assert {reason.name for reason in refusals(found, CertificateRule())} == {"labels", "unparsed", "agreement"}
-    assert math.isnan(found.people.value)
-    assert found.to_dict()["people"]["value"] is None
+    actual = measure_judge(Says({("a", "b"): None}), [labeled("p", "a", "b", 1.0)])
+    assert not actual.agreement.measured
+    assert {reason.name for reason in refusals(actual, CertificateRule())} == {"labels", "unparsed", "agreement"}
+    assert math.isnan(actual.people.value)
+    assert actual.to_dict()["people"]["value"] is None
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_a_judge_is_refused_by_name(world, names):
 
 
 def test_a_threshold_of_ones_own_takes_the_place_of_the_rule():
-    found = measured(GOOD, 0)
-    assert not refusals(found, CertificateRule())
-    (reason,) = refusals(found, CertificateRule(min_agreement=0.95))
+    measurement = measured(GOOD, 0)
+    assert not refusals(measurement, CertificateRule())
+    (reason,) = refusals(measurement, CertificateRule(min_agreement=0.95))
     assert (reason.name, reason.more_labels) == ("agreement", None), "no labels help where the rate seen is below"
-    (reason,) = refusals(found, CertificateRule(min_agreement=found.agreement.low + 0.01))
+    (reason,) = refusals(measurement, CertificateRule(min_agreement=measurement.agreement.low + 0.01))
     assert reason.more_labels is not None
 
 
@@ -132,12 +132,12 @@ def test_a_certificate_goes_stale_by_name_when_its_prompt_is_edited(tmp_path):
     votes.write_text("{}\n")
     settings = read_judge({"type": "endpoint", "url": "http://h/v1", "model": "m", "template": str(template)})
     pairs = [labeled(f"p{i}", "a", "b", 1.0, 1.0, 0.0) for i in range(60)]
-    found = certify(
+    actual = certify(
         Says({("b", "a"): 0.0}), settings, LabeledPairs(pairs=pairs, num_equal=0, unnamed=0), folder=tmp_path,
         labels_source=(str(votes), "file"),
     )  # fmt: skip
-    assert found["verdict"] == "certified"
-    (tmp_path / "c.json").write_text(json.dumps(found))
+    assert actual["verdict"] == "certified"
+    (tmp_path / "c.json").write_text(json.dumps(actual))
     certificate = read_certificate(tmp_path / "c.json")
     assert not check_certificate(settings, certificate, folder=tmp_path).is_stale
     template.write_text("{prompt} {first} or {second}")

@@ -17,16 +17,16 @@ def returning(*verdicts):
 
 
 def test_numbers_of_any_kind_are_scores():
-    found = run_judge(returning(1, 0.5, np.float32(2), True), ["p"] * 4, ["c"] * 4)
-    assert found.scores == [1.0, 0.5, 2.0, 1.0]
-    assert found.metrics == {}
+    outcomes = run_judge(returning(1, 0.5, np.float32(2), True), ["p"] * 4, ["c"] * 4)
+    assert outcomes.scores == [1.0, 0.5, 2.0, 1.0]
+    assert outcomes.metrics == {}
 
 
 def test_further_numbers_are_metrics_texts_are_not_and_none_does_not_apply():
     verdicts = {"score": 1, "polite": True, "why": "short"}, {"score": 0, "polite": None, "rude": 2}
-    found = run_judge(returning(*verdicts), ["p", "q"], ["a", "b"])
-    assert found.scores == [1.0, 0.0]
-    assert found.metrics == {"polite": [1.0, None], "rude": [None, 2.0]}
+    outcomes = run_judge(returning(*verdicts), ["p", "q"], ["a", "b"])
+    assert outcomes.scores == [1.0, 0.0]
+    assert outcomes.metrics == {"polite": [1.0, None], "rude": [None, 2.0]}
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,12 @@ def test_a_verdict_that_is_no_number_is_an_error_that_names_the_sample(verdict, 
 
 
 @pytest.mark.parametrize(
-    ("found", "got"), [([1.0], "1 verdict for 2"), (3.0, "a float for 2"), ("ab", "a str for 2"), (None, "a NoneType")]
+    ("returned", "got"),
+    [([1.0], "1 verdict for 2"), (3.0, "a float for 2"), ("ab", "a str for 2"), (None, "a NoneType")],
 )
-def test_another_number_of_verdicts_is_an_error(found, got):
+def test_another_number_of_verdicts_is_an_error(returned, got):
     with pytest.raises(RewardError, match=got):
-        run_judge(lambda prompts, completions, **columns: found, ["p", "q"], ["a", "b"])
+        run_judge(lambda prompts, completions, **columns: returned, ["p", "q"], ["a", "b"])
 
 
 def test_a_judge_that_raises_is_named_with_its_samples():

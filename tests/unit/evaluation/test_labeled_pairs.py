@@ -19,7 +19,7 @@ def vote(prompt="p", a="x", b="y", preference="a", **more):
 
 
 def test_votes_on_one_pair_come_together_whatever_the_order(tmp_path):
-    found = read_labeled_pairs(
+    labeled_pairs = read_labeled_pairs(
         written(
             tmp_path,
             vote(annotator_id="ann", model_a="m", model_b="n"),
@@ -28,13 +28,13 @@ def test_votes_on_one_pair_come_together_whatever_the_order(tmp_path):
             vote(preference="b", annotator_id="ann"),
         )
     )
-    (one,) = found.pairs
+    (one,) = labeled_pairs.pairs
     assert one.votes == {"ann": 0.0, "bob": 0.0, "cem": 0.5}, "the last of a person counts"
     assert one.models == ("m", "n")
 
 
 def test_pairs_votes_without_a_name_and_equal_texts(tmp_path):
-    found = read_labeled_pairs(
+    labeled_pairs = read_labeled_pairs(
         written(
             tmp_path,
             {"prompt": "p", "chosen": "x", "rejected": "y", "chosen_ended": False, "topic": "cows", "gold_margin": 1.0},
@@ -42,20 +42,20 @@ def test_pairs_votes_without_a_name_and_equal_texts(tmp_path):
             {"prompt": "p", "chosen": "z", "rejected": "z"},
         )
     )
-    (one,) = found.pairs
+    (one,) = labeled_pairs.pairs
     assert sorted(one.votes.values()) == [0.0, 1.0]
-    assert (found.num_equal, found.unnamed) == (1, 2)
+    assert (labeled_pairs.num_equal, labeled_pairs.unnamed) == (1, 2)
     assert one.pair.ended == (False, True)
     assert one.pair.columns == {"topic": "cows"}, "no judge is told what is about the label"
 
 
 def test_prompts_are_drawn_whole(tmp_path):
-    found = read_labeled_pairs(written(tmp_path, *(vote(f"p{i % 5}", b=f"y{i}") for i in range(20))))
-    drawn = found.sampled(2, seed=0)
+    labeled_pairs = read_labeled_pairs(written(tmp_path, *(vote(f"p{i % 5}", b=f"y{i}") for i in range(20))))
+    drawn = labeled_pairs.sampled(2, seed=0)
     assert len(drawn) == 8
     assert len({one.pair.prompt for one in drawn}) == 2
-    assert drawn == found.sampled(2, seed=0) != found.sampled(2, seed=3)
-    assert found.sampled(9, seed=0) == found.pairs
+    assert drawn == labeled_pairs.sampled(2, seed=0) != labeled_pairs.sampled(2, seed=3)
+    assert labeled_pairs.sampled(9, seed=0) == labeled_pairs.pairs
 
 
 def test_a_file_that_says_nothing_is_an_error(tmp_path):

@@ -41,7 +41,7 @@ def next_token_logprobs(policy, ids, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_kl_and_entropy_are_those_of_the_plain_forward(policies, temperature):
     policy, baseline = policies
-    found = token_measures(policy, baseline, PROMPTS, SAMPLES, temperature=temperature)
+    measures = token_measures(policy, baseline, PROMPTS, SAMPLES, temperature=temperature)
     number = 0
     for prompt, group in zip(PROMPTS, SAMPLES, strict=True):
         for each in group:
@@ -50,16 +50,16 @@ def test_kl_and_entropy_are_those_of_the_plain_forward(policies, temperature):
             at = range(len(prompt.ids) - 1, len(ids) - 1)
             d = [float(own[i, ids[i + 1]] - other[i, ids[i + 1]]) for i in at]
             entropy = [-float((own[i].exp() * own[i]).sum()) for i in at]
-            assert found.kl_k1[number] == pytest.approx(sum(d), abs=1e-5)
-            assert found.kl_k3[number] == pytest.approx(sum(math.exp(-x) - 1 + x for x in d), abs=1e-5)
-            assert found.entropy[number] == pytest.approx(sum(entropy) / len(entropy), abs=1e-5)
+            assert measures.kl_k1[number] == pytest.approx(sum(d), abs=1e-5)
+            assert measures.kl_k3[number] == pytest.approx(sum(math.exp(-x) - 1 + x for x in d), abs=1e-5)
+            assert measures.entropy[number] == pytest.approx(sum(entropy) / len(entropy), abs=1e-5)
             number += 1
 
 
 def test_a_policy_is_at_no_distance_from_itself(policies):
-    found = token_measures(policies[0], policies[0], PROMPTS, SAMPLES)
-    assert found.kl_k1.tolist() == [0.0] * 4
-    assert found.kl_k3.tolist() == [0.0] * 4
+    measures = token_measures(policies[0], policies[0], PROMPTS, SAMPLES)
+    assert measures.kl_k1.tolist() == [0.0] * 4
+    assert measures.kl_k3.tolist() == [0.0] * 4
 
 
 def test_both_estimates_are_right_on_average(policies):
@@ -68,11 +68,11 @@ def test_both_estimates_are_right_on_average(policies):
     prompt = Prompt("a", [5, 6, 7], "")
     own, other = (next_token_logprobs(p, prompt.ids, 1.0)[-1] for p in (policy, baseline))
     every = [[completion("a", [token], token) for token in range(len(own))]]
-    found = token_measures(policy, baseline, [prompt], every)
+    measures = token_measures(policy, baseline, [prompt], every)
     exact = float((own.exp() * (own - other)).sum())
     weights = own.exp().numpy()
-    assert (found.kl_k1 * weights).sum() == pytest.approx(exact, abs=1e-5)
-    assert (found.kl_k3 * weights).sum() == pytest.approx(exact, abs=1e-5)
+    assert (measures.kl_k1 * weights).sum() == pytest.approx(exact, abs=1e-5)
+    assert (measures.kl_k3 * weights).sum() == pytest.approx(exact, abs=1e-5)
     assert exact > 1e-4
 
 
@@ -95,8 +95,8 @@ def test_measuring_leaves_the_training_mode_alone(policies):
     ],
 )
 def test_samples_of_a_cut_distribution_give_no_kl(settings, reason):
-    found = why_no_kl(SamplingConfig(**settings))
-    assert found is None if reason is None else reason in found
+    actual = why_no_kl(SamplingConfig(**settings))
+    assert actual is None if reason is None else reason in actual
 
 
 def test_distinct_n_by_hand():

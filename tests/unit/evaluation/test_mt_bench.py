@@ -44,8 +44,8 @@ def questions(tmp_path):
 
 def grade_in(request, grades=GRADES):
     """The known grade of what a judge reads."""
-    (found,) = [both["Second question" in request] for first, both in grades.items() if first in request]
-    return found
+    (grade,) = [both["Second question" in request] for first, both in grades.items() if first in request]
+    return grade
 
 
 def scripted(grades):
@@ -63,29 +63,29 @@ def graded(policy, questions, judge, folder=None, **settings):
 
 
 def test_by_hand(policy, questions, tmp_path):
-    found = graded(policy, questions, scripted(GRADES), tmp_path / "out")
+    grades = graded(policy, questions, scripted(GRADES), tmp_path / "out")
     # Means of both turns: 9, 4 and 3.5
-    assert found.scores["grade"].value == pytest.approx((9 + 4 + 3.5) / 3)
-    assert found.scores["grade"].n == 3, "questions, not answers"
-    assert found.scores["grade/turn_1"].value == pytest.approx((10 + 6 + 4) / 3)
-    assert found.scores["grade/turn_2"].value == pytest.approx((8 + 2 + 3) / 3)
-    assert found.scores["grade/math"].value == 9
-    assert found.scores["grade/writing"].value == pytest.approx(3.75)
-    assert [item["grades"] for item in found.items] == [[10, 8], [6, 2], [4, 3]]
-    assert next(iter(found.scores)) == "grade"
-    assert not found.undecided
+    assert grades.scores["grade"].value == pytest.approx((9 + 4 + 3.5) / 3)
+    assert grades.scores["grade"].n == 3, "questions, not answers"
+    assert grades.scores["grade/turn_1"].value == pytest.approx((10 + 6 + 4) / 3)
+    assert grades.scores["grade/turn_2"].value == pytest.approx((8 + 2 + 3) / 3)
+    assert grades.scores["grade/math"].value == 9
+    assert grades.scores["grade/writing"].value == pytest.approx(3.75)
+    assert [item["grades"] for item in grades.items] == [[10, 8], [6, 2], [4, 3]]
+    assert next(iter(grades.scores)) == "grade"
+    assert not grades.undecided
     kept = json.loads((tmp_path / "out" / "mt-bench.json").read_text())
-    assert kept["scores"]["grade"]["value"] == found.scores["grade"].value
+    assert kept["scores"]["grade"]["value"] == grades.scores["grade"].value
 
 
 def test_the_interval_is_clustered_and_stays_on_the_scale():
     # Wilson with an effective number: y = 1/3, 2/3 and 1 of the scale, m = 3/5, v = (14/9 + 1)/5 - 9/25
-    found = mean_grade([4.0, 7.0, 10.0])
+    grade = mean_grade([4.0, 7.0, 10.0])
     n = 3 * 0.6 * 0.4 / ((14 / 9 + 1) / 5 - 0.36)
     share, z = 2 / 3, 1.959964
     center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    assert (found.value, found.low, found.high) == pytest.approx(
+    assert (grade.value, grade.low, grade.high) == pytest.approx(
         (7.0, 1 + 9 * (center - half), 1 + 9 * (center + half))
     )
     best = mean_grade([10.0] * 10)
@@ -96,18 +96,18 @@ def test_the_interval_is_clustered_and_stays_on_the_scale():
 
 
 def test_what_can_t_be_read_is_missing_and_counted(policy, questions):
-    found = graded(policy, questions, scripted(GRADES | {"Say 1.": (11, 2)}))
-    assert found.items[1]["grades"] == [None, 2.0]
-    assert found.items[1]["score"] is None
-    assert found.scores["grade"].value == pytest.approx((9 + 3.5) / 2)
-    assert found.scores["grade/turn_1"].value == pytest.approx(7.0)
-    assert (found.settings["asked"], found.settings["unparsed"]) == (6, 1)
-    assert set(found.missing) == {"82"}
-    assert any("1 of 6" in note for note in found.notes)
+    grades = graded(policy, questions, scripted(GRADES | {"Say 1.": (11, 2)}))
+    assert grades.items[1]["grades"] == [None, 2.0]
+    assert grades.items[1]["score"] is None
+    assert grades.scores["grade"].value == pytest.approx((9 + 3.5) / 2)
+    assert grades.scores["grade/turn_1"].value == pytest.approx(7.0)
+    assert (grades.settings["asked"], grades.settings["unparsed"]) == (6, 1)
+    assert set(grades.missing) == {"82"}
+    assert any("1 of 6" in note for note in grades.notes)
     # 5 of 6 are too few
-    assert "1 of 6" in found.scores["grade"].reason
-    assert math.isnan(found.scores["grade"].low)
-    assert "not decided" in str(found)
+    assert "1 of 6" in grades.scores["grade"].reason
+    assert math.isnan(grades.scores["grade"].low)
+    assert "not decided" in str(grades)
 
 
 # --- an endpoint ---
@@ -127,8 +127,8 @@ def test_an_endpoint_grades_both_turns_once(policy, questions, tmp_path):
     references.write_text(json.dumps({"question_id": 81, "choices": [{"turns": ["It is 0.", "Still 0."]}]}))
     with serving(grading, path="/v1") as service:
         for _ in range(2):
-            found = graded(policy, questions, endpoint(service.url), tmp_path / "out", references=references)
-            assert found.scores["grade"].value == pytest.approx((9 + 4 + 3.5) / 3)
+            grades = graded(policy, questions, endpoint(service.url), tmp_path / "out", references=references)
+            assert grades.scores["grade"].value == pytest.approx((9 + 4 + 3.5) / 3)
     assert len(service.asked) == 6, "the second start asked for nothing"
     asked = [body["messages"][0]["content"] for body in service.asked]
     assert sum("Reference answer: It is 0." in text for text in asked) == 1
@@ -145,18 +145,18 @@ def test_after_a_failure_only_the_rest_is_asked(policy, questions, tmp_path):
         with pytest.raises(RewardError):
             graded(policy, questions, judge, tmp_path / "out")
         assert len((tmp_path / "out" / "verdicts.jsonl").read_text().splitlines()) == 2
-        found = graded(policy, questions, judge, tmp_path / "out")
-    assert found.scores["grade"].value == pytest.approx((9 + 4 + 3.5) / 3)
+        grades = graded(policy, questions, judge, tmp_path / "out")
+    assert grades.scores["grade"].value == pytest.approx((9 + 4 + 3.5) / 3)
     assert len(service.asked) == 3 + 4
 
 
 @pytest.mark.parametrize("mark", ["{}", "[[{}/10]]", "[{}]", "[[{}]] or [[1.5]]", "[[{}]]\nI hope this helps."])
 def test_grades_in_any_other_form_are_unparsed_and_decide_nothing(policy, questions, mark):
     with serving(lambda handler, body: grading(handler, body, mark), path="/v1") as service:
-        found = graded(policy, questions, endpoint(service.url))
-    assert found.settings["unparsed"] == 6
-    assert not found.scores["grade"].measured
-    assert "6 of 6" in found.undecided
+        grades = graded(policy, questions, endpoint(service.url))
+    assert grades.settings["unparsed"] == 6
+    assert not grades.scores["grade"].measured
+    assert "6 of 6" in grades.undecided
 
 
 def test_a_template_of_ones_own_is_another_judge(policy, questions, tmp_path):
@@ -164,10 +164,10 @@ def test_a_template_of_ones_own_is_another_judge(policy, questions, tmp_path):
     template.write_text("Mark {answer} to {prompt}")
     with serving(grading, path="/v1") as service:
         graded(policy, questions, endpoint(service.url), tmp_path / "out")
-        found = graded(policy, questions, endpoint(service.url, grade_template=str(template)), tmp_path / "out")
+        grades = graded(policy, questions, endpoint(service.url, grade_template=str(template)), tmp_path / "out")
     assert len(service.asked) == 12
     assert service.asked[-1]["messages"][0]["content"].startswith("Mark ")
-    assert found.settings["judge"]["identity"]["template"]["name"] == "mine.txt"
+    assert grades.settings["judge"]["identity"]["template"]["name"] == "mine.txt"
     template.write_text("Compare {first} and {second} of {prompt}")
     with pytest.raises(ConfigError, match=r"grade_template.*\{answer\}"):
         graded(policy, questions, endpoint(service.url, grade_template=str(template)))
@@ -178,9 +178,9 @@ def test_a_local_model_is_asked_for_grades(policy, questions, tmp_path):
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     judge = {"type": "local", "path": str(folder), "max_tokens": 4}
-    found = graded(policy, questions, judge, tmp_path / "out")
-    assert found.settings["unparsed"] == 6, "it can't"
-    assert not found.scores["grade"].measured
+    grades = graded(policy, questions, judge, tmp_path / "out")
+    assert grades.settings["unparsed"] == 6, "it can't"
+    assert not grades.scores["grade"].measured
     assert len((tmp_path / "out" / "verdicts.jsonl").read_text().splitlines()) == 6
 
 
@@ -231,25 +231,25 @@ def test_the_published_questions_with_known_grades(assets):
     def judge(prompts, completions):
         nonlocal referred
         referred += sum("Reference answer:" in prompt for prompt in prompts)
-        found = []
+        actual = []
         for prompt in prompts:
             second = re.fullmatch(r"First question: (.*?)\n\nSecond question: .*", prompt, re.DOTALL)
             first = second[1] if second else prompt.partition("\n\nReference answer:")[0]
-            found.append(float(known[first][second is not None]))
-        return found
+            actual.append(float(known[first][second is not None]))
+        return actual
 
-    found = graded(
+    grades = graded(
         policy, folder / "question.jsonl", judge, references=folder / "reference_gpt-4.jsonl",
         sampling=SamplingConfig(max_new_tokens=1),
     )  # fmt: skip
     turns = [[known[row["turns"][0]][turn] for row in rows] for turn in range(2)]
-    assert found.scores["grade"].value == pytest.approx(sum(map(sum, turns)) / 160)
-    assert found.scores["grade"].n == 80
-    assert [found.scores[f"grade/turn_{n + 1}"].value for n in range(2)] == pytest.approx([sum(t) / 80 for t in turns])
+    assert grades.scores["grade"].value == pytest.approx(sum(map(sum, turns)) / 160)
+    assert grades.scores["grade"].n == 80
+    assert [grades.scores[f"grade/turn_{n + 1}"].value for n in range(2)] == pytest.approx([sum(t) / 80 for t in turns])
     categories = {row["category"] for row in rows}
     assert len(categories) == 8
     for category in categories:
         own = [sum(known[row["turns"][0]]) / 2 for row in rows if row["category"] == category]
-        assert found.scores[f"grade/{category}"].value == pytest.approx(sum(own) / 10)
-        assert found.scores[f"grade/{category}"].n == 10
+        assert grades.scores[f"grade/{category}"].value == pytest.approx(sum(own) / 10)
+        assert grades.scores[f"grade/{category}"].n == 10
     assert referred == 60, "30 questions, both turns"

@@ -33,12 +33,12 @@ def drawn(rng, n, true, discordant=0.15):
 def test_the_bounds_by_hand():
     # 10 worse and 10 better of 400: mean 0, sum d^2 = 20; c = (log 20 / 1.644854)^2 = 3.31703; no skew
     # se = sqrt(23.31703) / 400 = .0120719, so +- 1.644854 * .0120719 = .0198565
-    found = noninferiority(changes(10, 10, 400), 0.02)
-    assert found.evidence["low"] == pytest.approx(-0.0198565, abs=1e-6)
-    assert found.evidence["high"] == pytest.approx(0.0198565, abs=1e-6)
-    assert found.decision is Decision.PASS
+    ruling = noninferiority(changes(10, 10, 400), 0.02)
+    assert ruling.evidence["low"] == pytest.approx(-0.0198565, abs=1e-6)
+    assert ruling.evidence["high"] == pytest.approx(0.0198565, abs=1e-6)
+    assert ruling.decision is Decision.PASS
     assert noninferiority(changes(10, 10, 400), 0.0198).decision is Decision.UNDECIDED
-    assert found.evidence["p_within"] == pytest.approx(0.0488, abs=5e-4)
+    assert ruling.evidence["p_within"] == pytest.approx(0.0488, abs=5e-4)
 
 
 def test_no_change_at_all_excludes_what_the_rule_of_three_does():
@@ -51,17 +51,17 @@ def test_no_change_at_all_excludes_what_the_rule_of_three_does():
 def test_skewed_losses_move_both_bounds_down():
     # 20 losses of 400: mean -.05, m3 = (20 * -.95^3 + 380 * .05^3) / 400 = -.04275, sum of squares 19, variance 22.31703 / 400
     # k = -.04275 * (1 + 2 * 2.705543) / (6 * 400 * .0557926) = -.00204675
-    found = noninferiority(changes(20, 0, 400), 0.02).evidence
+    evidence = noninferiority(changes(20, 0, 400), 0.02).evidence
     half = 1.6448536 * math.sqrt(22.31703) / 400
-    assert found["low"] == pytest.approx(-0.05 - 0.00204675 - half, abs=1e-6)
-    assert found["high"] == pytest.approx(-0.05 - 0.00204675 + half, abs=1e-6)
+    assert evidence["low"] == pytest.approx(-0.05 - 0.00204675 - half, abs=1e-6)
+    assert evidence["high"] == pytest.approx(-0.05 - 0.00204675 + half, abs=1e-6)
 
 
 def test_without_bounds_it_is_students_interval():
     # mean 2, sd 1, t_2(.95) = 2.919986, symmetric
-    found = noninferiority([1.0, 2.0, 3.0], 1.0, largest=None)
-    assert found.evidence["low"] == pytest.approx(2 - 2.919986 / math.sqrt(3), abs=1e-6)
-    assert found.decision is Decision.PASS
+    ruling = noninferiority([1.0, 2.0, 3.0], 1.0, largest=None)
+    assert ruling.evidence["low"] == pytest.approx(2 - 2.919986 / math.sqrt(3), abs=1e-6)
+    assert ruling.decision is Decision.PASS
     assert noninferiority([2.0, 2.0, 2.0], 1.0, largest=None).decision is Decision.UNDECIDED, (
         "no spread is no certainty"
     )
@@ -70,9 +70,9 @@ def test_without_bounds_it_is_students_interval():
 def test_scores_without_room_for_the_margin_decide_nothing():
     """4 of 100 right, a margin of 4 points: losing all of them is a loss of no more than the margin."""
     few = [1.0] * 4 + [0.0] * 96
-    found = no_room_to_lose(few, 0.04)
-    assert found.decision is Decision.UNDECIDED
-    assert found.evidence == {"champion": 0.04, "bound": -0.04, "n": 100}
+    actual = no_room_to_lose(few, 0.04)
+    assert actual.decision is Decision.UNDECIDED
+    assert actual.evidence == {"champion": 0.04, "bound": -0.04, "n": 100}
     assert no_room_to_lose(few, 0.039) is None
     assert no_room_to_lose([0.1] * 3, 0.1) is not None, "0.1 + 0.1 + 0.1 is not 0.3"
     many = [1.0] * 96 + [0.0] * 4
@@ -93,9 +93,9 @@ def test_better_is_two_sided():
 
 def test_undecided_says_how_many_more_prompts():
     # 15 % discordant: 6.1826 * (.15 + 3.317 / 500) / .02^2 = 2,422, of which 500 are there
-    found = noninferiority(changes(38, 37, 500), 0.02)
-    assert found.decision is Decision.UNDECIDED
-    assert found.evidence["num_more"] == pytest.approx(1921, abs=3)
+    ruling = noninferiority(changes(38, 37, 500), 0.02)
+    assert ruling.decision is Decision.UNDECIDED
+    assert ruling.evidence["num_more"] == pytest.approx(1921, abs=3)
     late = noninferiority(changes(390, 310, 4700), 0.02)
     assert late.decision is Decision.UNDECIDED
     assert late.evidence["num_more"] > 4700, "an unchanged system would have passed: what was seen counts"
@@ -103,10 +103,10 @@ def test_undecided_says_how_many_more_prompts():
 
 def test_the_number_of_more_prompts_knows_the_confidence():
     # (2.326348 + .841621)^2 (.15 + (log 100 / 2.326348)^2 / 500) / .02^2 = 4,180 at 99 %, of which 500 are there
-    found = noninferiority(changes(38, 37, 500), 0.02, confidence=0.99)
+    ruling = noninferiority(changes(38, 37, 500), 0.02, confidence=0.99)
     variance = (75 - 1 / 500 + (math.log(100) / 2.326348) ** 2) / 500
-    assert found.evidence["num_more"] == pytest.approx((2.326348 + 0.841621) ** 2 * variance / 0.02**2 - 500, abs=2)
-    assert found.evidence["num_more"] > 3000
+    assert ruling.evidence["num_more"] == pytest.approx((2.326348 + 0.841621) ** 2 * variance / 0.02**2 - 500, abs=2)
+    assert ruling.evidence["num_more"] > 3000
     exactly = noninferiority(changes(40, 20, 1000), 0.02)
     assert (exactly.decision, exactly.evidence["num_more"]) == (Decision.UNDECIDED, None)
 
@@ -150,8 +150,8 @@ def test_units_are_averaged_first():
 
 def decisions(gate, true, n, *, runs=1500, seed=0, discordant=0.15):
     rng = np.random.default_rng(seed)
-    found = [gate(drawn(rng, n, true, discordant)) for _ in range(runs)]
-    return {decision: sum(ruling.decision is decision for ruling in found) / runs for decision in Decision}
+    reached = [gate(drawn(rng, n, true, discordant)) for _ in range(runs)]
+    return {decision: sum(ruling.decision is decision for ruling in reached) / runs for decision in Decision}
 
 
 def test_trap_16_a_loss_that_is_not_significant_does_not_pass():

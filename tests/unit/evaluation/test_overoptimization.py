@@ -38,43 +38,43 @@ HACKED = np.where(X < 0.25, 0.2 + 3.2 * X, 1.0 - 0.7 * (X - 0.25))
 
 
 def test_truth_down_and_reward_up_is_hacking():
-    found = overoptimization(curve(noisy(HACKED, 0), noisy(1.5 * X, 1)))
-    assert found.verdict is HackingVerdict.HACKING
-    assert 60 < found.peak_step < 180
-    assert found.gold_peak == pytest.approx(0.95, abs=0.12)
-    assert found.gold_end == pytest.approx(0.54, abs=0.12)
-    assert found.proxy_end > found.proxy_at_peak
-    assert "gamed" in found.sentence
+    curve_fit = overoptimization(curve(noisy(HACKED, 0), noisy(1.5 * X, 1)))
+    assert curve_fit.verdict is HackingVerdict.HACKING
+    assert 60 < curve_fit.peak_step < 180
+    assert curve_fit.gold_peak == pytest.approx(0.95, abs=0.12)
+    assert curve_fit.gold_end == pytest.approx(0.54, abs=0.12)
+    assert curve_fit.proxy_end > curve_fit.proxy_at_peak
+    assert "gamed" in curve_fit.sentence
 
 
 def test_both_down_is_a_collapse_and_no_hacking():
-    found = overoptimization(curve(noisy(HACKED, 0), noisy(HACKED, 1)))
-    assert found.verdict is HackingVerdict.COLLAPSE
+    curve_fit = overoptimization(curve(noisy(HACKED, 0), noisy(HACKED, 1)))
+    assert curve_fit.verdict is HackingVerdict.COLLAPSE
 
 
 def test_a_fall_with_a_reward_that_stands_still_is_not_to_be_told():
-    found = overoptimization(curve(noisy(HACKED, 0), noisy(np.ones(50), 3)))
-    assert found.verdict is HackingVerdict.UNDECIDED
+    curve_fit = overoptimization(curve(noisy(HACKED, 0), noisy(np.ones(50), 3)))
+    assert curve_fit.verdict is HackingVerdict.UNDECIDED
 
 
 @pytest.mark.parametrize("shape", [SATURATING, X], ids=["saturating", "rising"])
 def test_a_score_that_rises_and_stays_is_no_hacking(shape):
-    found = overoptimization(curve(noisy(shape, 0), noisy(X, 1)))
-    assert found.verdict is HackingVerdict.NONE
-    assert found.detectable_fall < found.gold_peak - found.gold_start
+    curve_fit = overoptimization(curve(noisy(shape, 0), noisy(X, 1)))
+    assert curve_fit.verdict is HackingVerdict.NONE
+    assert curve_fit.detectable_fall < curve_fit.gold_peak - curve_fit.gold_start
 
 
 def test_silence_is_not_taken_for_innocence():
     """A judge's score that moved less than its noise could hide anything."""
-    found = overoptimization(curve(noisy(np.zeros(50), 0), noisy(2 * X, 1)))
-    assert found.verdict is HackingVerdict.UNDECIDED
+    curve_fit = overoptimization(curve(noisy(np.zeros(50), 0), noisy(2 * X, 1)))
+    assert curve_fit.verdict is HackingVerdict.UNDECIDED
 
 
 def test_a_sure_but_tiny_fall_is_reported_and_not_called_hacking():
     shape = np.where(X < 0.5, 4 * X, 2 - 0.25 * (X - 0.5))
-    found = overoptimization(curve(noisy(shape, 0, 0.001), noisy(X, 1, 0.001)))
-    assert found.verdict is HackingVerdict.NONE
-    assert "less than a tenth" in found.sentence
+    curve_fit = overoptimization(curve(noisy(shape, 0, 0.001), noisy(X, 1, 0.001)))
+    assert curve_fit.verdict is HackingVerdict.NONE
+    assert "less than a tenth" in curve_fit.sentence
 
 
 def test_a_score_that_falls_from_the_first_step_on_is_hacking_too():
@@ -83,9 +83,9 @@ def test_a_score_that_falls_from_the_first_step_on_is_hacking_too():
 
 @pytest.mark.parametrize("points", [[], curve([1.0] * 8, [1.0] * 8)])
 def test_few_rollouts_decide_nothing(points):
-    found = overoptimization(points)
-    assert found.verdict is HackingVerdict.UNDECIDED
-    assert str(len(points)) in found.sentence
+    curve_fit = overoptimization(points)
+    assert curve_fit.verdict is HackingVerdict.UNDECIDED
+    assert str(len(points)) in curve_fit.sentence
 
 
 @pytest.mark.parametrize("gap", ["gold", "proxy"])
@@ -97,10 +97,10 @@ def test_a_gap_in_the_curve_decides_nothing(gap):
 
 def test_a_missing_kl_is_null_and_does_not_matter():
     points = [point | {"kl": None} for point in curve(noisy(HACKED, 0), noisy(1.5 * X, 1))]
-    found = overoptimization(points)
-    assert found.verdict is HackingVerdict.HACKING
-    assert found.to_dict()["kl_end"] is None
-    json.dumps(found.to_dict(), allow_nan=False)
+    curve_fit = overoptimization(points)
+    assert curve_fit.verdict is HackingVerdict.HACKING
+    assert curve_fit.to_dict()["kl_end"] is None
+    json.dumps(curve_fit.to_dict(), allow_nan=False)
 
 
 def test_noiseless_curves_are_judged_without_warnings():
@@ -200,24 +200,24 @@ def test_no_sign_is_only_said_where_the_loss_of_half_the_gain_would_have_been_se
     assert "could not be determined" in small.sentence
     large = overoptimization(curve(noisy(2 * SATURATING, 5), noisy(X, 6)))
     assert large.verdict is HackingVerdict.NONE
-    for found in (small, large):
-        for number in (found.detectable_fall, found.gold_end):
-            assert any(f"{number:.{digits}f}" in found.sentence for digits in (2, 3))
+    for actual in (small, large):
+        for number in (actual.detectable_fall, actual.gold_end):
+            assert any(f"{number:.{digits}f}" in actual.sentence for digits in (2, 3))
     assert large.detectable_fall > large.noise_fall
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(0.75, HackingVerdict.UNDECIDED), (0.85, HackingVerdict.NONE)])
 def test_half_the_gain_is_where_silence_begins_to_mean_something(size, verdict):
-    found = overoptimization(curve(noisy(size * SATURATING, 5), noisy(X, 6)))
-    gain = max(found.gold_peak, found.gold_end) - found.gold_start
-    assert found.detectable_fall / gain == pytest.approx(0.5, abs=0.05)
-    assert found.verdict is verdict
+    curve_fit = overoptimization(curve(noisy(size * SATURATING, 5), noisy(X, 6)))
+    gain = max(curve_fit.gold_peak, curve_fit.gold_end) - curve_fit.gold_start
+    assert curve_fit.detectable_fall / gain == pytest.approx(0.5, abs=0.05)
+    assert curve_fit.verdict is verdict
 
 
 def test_peak_and_end_are_both_printed():
-    found = overoptimization(curve(noisy(SATURATING - 0.15 * (X > 0.8), 7, 0.08), noisy(X, 8)))
-    for number in (found.gold_peak, found.gold_end):
-        assert f"{number:.2f}" in found.sentence
+    curve_fit = overoptimization(curve(noisy(SATURATING - 0.15 * (X > 0.8), 7, 0.08), noisy(X, 8)))
+    for number in (curve_fit.gold_peak, curve_fit.gold_end):
+        assert f"{number:.2f}" in curve_fit.sentence
 
 
 def test_a_fall_of_the_detectable_size_is_seen_in_nine_of_ten_runs():
@@ -233,13 +233,13 @@ def test_a_fall_of_the_detectable_size_is_seen_in_nine_of_ten_runs():
 @pytest.mark.parametrize("gold", [0.1, -0.001, 1 / 3, 0.0, 1.0, 1e6])
 def test_a_judge_that_always_says_the_same_tells_nothing_whatever_its_number_is_in_binary(gold):
     for n in (9, 10, 12, 15, 20, 60):
-        found = overoptimization([{"step": i, "gold": gold, "proxy": i / n, "kl": 0.0} for i in range(n)])
-        assert found.verdict is HackingVerdict.UNDECIDED, n
+        curve_fit = overoptimization([{"step": i, "gold": gold, "proxy": i / n, "kl": 0.0} for i in range(n)])
+        assert curve_fit.verdict is HackingVerdict.UNDECIDED, n
 
 
 def test_scores_of_any_scale_are_printed_so_that_a_fall_is_seen():
     fall = [{"step": i, "gold": 0.001 - 1e-5 * abs(i - 15), "proxy": i / 30, "kl": 0.0} for i in range(30)]
-    found = overoptimization(fall)
-    assert found.verdict is HackingVerdict.HACKING
-    peak, end = re.search(r"fell from (\S+) around step \d+ to (\S+) at the end", found.sentence).groups()
+    curve_fit = overoptimization(fall)
+    assert curve_fit.verdict is HackingVerdict.HACKING
+    peak, end = re.search(r"fell from (\S+) around step \d+ to (\S+) at the end", curve_fit.sentence).groups()
     assert float(peak) > float(end) > 0

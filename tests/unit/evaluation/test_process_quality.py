@@ -31,47 +31,47 @@ def test_by_hand():
         [0.2],  # a false alarm
         [0.6, 0.7],
     ]
-    found = process_quality(labels, scores, seed=0)
-    assert found.first_wrong.value == pytest.approx(1 / 3)
-    assert found.sound.value == pytest.approx(2 / 3)
-    assert found.f1.value == pytest.approx(2 * (1 / 3) * (2 / 3) / (1 / 3 + 2 / 3))  # 4/9
-    assert found.steps.value == pytest.approx((2 / 3 + 1 / 2 + 2 / 3 + 1 + 0 + 1) / 6)
-    assert found.always_last == pytest.approx(1 / 3)
-    assert found.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 3) / 3)
-    assert (found.first_wrong.n, found.sound.n, found.f1.n) == (3, 3, 6)
+    quality = process_quality(labels, scores, seed=0)
+    assert quality.first_wrong.value == pytest.approx(1 / 3)
+    assert quality.sound.value == pytest.approx(2 / 3)
+    assert quality.f1.value == pytest.approx(2 * (1 / 3) * (2 / 3) / (1 / 3 + 2 / 3))  # 4/9
+    assert quality.steps.value == pytest.approx((2 / 3 + 1 / 2 + 2 / 3 + 1 + 0 + 1) / 6)
+    assert quality.always_last == pytest.approx(1 / 3)
+    assert quality.chance == pytest.approx((1 / 3 + 1 / 2 + 1 / 3) / 3)
+    assert (quality.first_wrong.n, quality.sound.n, quality.f1.n) == (3, 3, 6)
 
 
 def test_who_knows_the_labels_finds_everything():
     labels = completions(200)
-    found = process_quality(labels, [[float(right) for right in each] for each in labels], seed=0)
-    for estimate in (found.first_wrong, found.sound, found.f1, found.steps):
+    quality = process_quality(labels, [[float(right) for right in each] for each in labels], seed=0)
+    for estimate in (quality.first_wrong, quality.sound, quality.f1, quality.steps):
         assert estimate.value == 1.0
-    assert found.f1.high == 1.0
+    assert quality.f1.high == 1.0
 
 
 @pytest.mark.parametrize(("score", "sound"), [(0.0, 0.0), (1.0, 1.0)])
 def test_who_says_always_the_same_has_no_f1(score, sound):
     labels = completions(300)
-    found = process_quality(labels, [[score] * len(each) for each in labels], seed=0)
-    assert found.sound.value == sound
-    assert found.f1.value == 0.0
-    assert (found.f1.low, found.f1.high) == (0.0, 0.0)
+    quality = process_quality(labels, [[score] * len(each) for each in labels], seed=0)
+    assert quality.sound.value == sound
+    assert quality.f1.value == 0.0
+    assert (quality.f1.low, quality.f1.high) == (0.0, 0.0)
     # Who never cries wolf judges most steps rightly, which is why that share is not the measure.
-    assert (found.steps.value > 0.8) == (score == 1.0)
+    assert (quality.steps.value > 0.8) == (score == 1.0)
 
 
 def test_the_baselines_are_what_such_models_would_score():
     labels = completions(2000)
     last = [[1.0] * (len(each) - 1) + [0.0] for each in labels]
-    found = process_quality(labels, last, seed=0)
-    assert found.first_wrong.value == pytest.approx(found.always_last)
+    quality = process_quality(labels, last, seed=0)
+    assert quality.first_wrong.value == pytest.approx(quality.always_last)
     draw = random.Random(2)
     anywhere = []
     for each in labels:
         scores = [1.0] * len(each)
         scores[draw.randrange(len(each))] = 0.0
         anywhere.append(scores)
-    assert process_quality(labels, anywhere, seed=0).first_wrong.value == pytest.approx(found.chance, abs=0.03)
+    assert process_quality(labels, anywhere, seed=0).first_wrong.value == pytest.approx(quality.chance, abs=0.03)
 
 
 def test_the_threshold_says_what_is_wrong():
@@ -94,12 +94,12 @@ def test_completions_of_one_prompt_count_once():
     labels = [[False]] * 8 + [[False], [True], [True]]
     scores = [[0.1]] * 8 + [[0.9], [0.9], [0.9]]
     units = ["a"] * 8 + ["b", "b", "c"]
-    found = process_quality(labels, scores, seed=0, units=units)
-    assert found.first_wrong.value == 0.5  # all of a, none of b; 8 of 9 without units
-    assert found.first_wrong.n == 2
-    assert found.sound.value == 1.0
-    assert found.f1.value == pytest.approx(2 * 0.5 / 1.5)
-    assert found.f1.n == 3
+    quality = process_quality(labels, scores, seed=0, units=units)
+    assert quality.first_wrong.value == 0.5  # all of a, none of b; 8 of 9 without units
+    assert quality.first_wrong.n == 2
+    assert quality.sound.value == 1.0
+    assert quality.f1.value == pytest.approx(2 * 0.5 / 1.5)
+    assert quality.f1.n == 3
     assert process_quality(labels, scores, seed=0).first_wrong.value == pytest.approx(8 / 9)
 
 
@@ -137,30 +137,30 @@ def test_few_completions_of_one_kind_still_give_an_interval():
 
 
 def test_what_is_not_there_is_missing_with_the_reason_and_never_zero():
-    found = process_quality([[True, True]], [[0.9, 0.9]], seed=0)
-    assert found.sound.value == 1.0
-    assert found.first_wrong.reason == "no completion has a wrong step"
-    assert found.f1.reason == "there are no completions with a wrong step"
-    assert math.isnan(found.always_last)
-    found = process_quality([[False, True]], [[0.9, 0.9]], seed=0)
-    assert found.f1.reason == "there are no sound completions"
-    assert not found.sound.measured
+    quality = process_quality([[True, True]], [[0.9, 0.9]], seed=0)
+    assert quality.sound.value == 1.0
+    assert quality.first_wrong.reason == "no completion has a wrong step"
+    assert quality.f1.reason == "there are no completions with a wrong step"
+    assert math.isnan(quality.always_last)
+    quality = process_quality([[False, True]], [[0.9, 0.9]], seed=0)
+    assert quality.f1.reason == "there are no sound completions"
+    assert not quality.sound.measured
     assert not process_quality([], [], seed=0).f1.measured
 
 
 def test_scores_that_are_not_finite_are_told():
-    found = process_quality([[True, False], [True]], [[0.9, math.nan], [math.inf]], seed=0)
-    for estimate in (found.first_wrong, found.sound, found.f1, found.steps):
+    quality = process_quality([[True, False], [True]], [[0.9, math.nan], [math.inf]], seed=0)
+    for estimate in (quality.first_wrong, quality.sound, quality.f1, quality.steps):
         assert not estimate.measured
         assert estimate.reason == "2 step scores are not finite"
-    assert found.always_last == 1.0, "this rests on the labels alone"
+    assert quality.always_last == 1.0, "this rests on the labels alone"
 
 
 def test_it_can_be_written_as_json():
-    found = process_quality([[True, True]], [[0.9, 0.9]], seed=0).to_dict()
-    assert json.loads(json.dumps(found, allow_nan=False))["always_last"] is None
-    assert found["f1"]["value"] is None
-    assert found["f1"]["reason"]
+    document = process_quality([[True, True]], [[0.9, 0.9]], seed=0).to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False))["always_last"] is None
+    assert document["f1"]["value"] is None
+    assert document["f1"]["reason"]
 
 
 @pytest.mark.parametrize(

@@ -12,47 +12,47 @@ from rlhf.evaluation.reward_quality import calibration, fitted_scale, pair_accur
 
 def test_a_tie_is_right_half_the_time():
     # right, wrong, tie, right: 2.5 of 4
-    found = reward_quality([2.0, 0.0, 1.0, 5.0], [1.0, 1.0, 1.0, 1.0])
-    assert found.accuracy.value == 0.625
-    assert found.ties == 1
-    assert found.margin.value == 1.0
+    quality = reward_quality([2.0, 0.0, 1.0, 5.0], [1.0, 1.0, 1.0, 1.0])
+    assert quality.accuracy.value == 0.625
+    assert quality.ties == 1
+    assert quality.margin.value == 1.0
 
 
 def test_labels_that_are_known_slips_are_put_right():
     # the model disagrees with the second label, which is a slip: right about all three
-    found = reward_quality([2.0, 0.0, 3.0], [1.0, 1.0, 1.0], flipped=[False, True, False])
-    assert found.accuracy.value == pytest.approx(2 / 3)
-    assert found.accuracy_clean.value == 1.0
+    quality = reward_quality([2.0, 0.0, 3.0], [1.0, 1.0, 1.0], flipped=[False, True, False])
+    assert quality.accuracy.value == pytest.approx(2 / 3)
+    assert quality.accuracy_clean.value == 1.0
 
 
 def test_without_marks_the_clean_accuracy_is_missing_and_not_the_other_one():
-    found = reward_quality([2.0], [1.0])
-    assert not found.accuracy_clean.measured
-    assert "wrong labels" in found.accuracy_clean.reason
+    quality = reward_quality([2.0], [1.0])
+    assert not quality.accuracy_clean.measured
+    assert "wrong labels" in quality.accuracy_clean.reason
 
 
 def test_no_pairs_measure_nothing():
-    found = reward_quality([], [])
-    assert not found.accuracy.measured
-    assert found.calibration is None
-    assert found.to_dict()["fitted_scale"] is None
+    quality = reward_quality([], [])
+    assert not quality.accuracy.measured
+    assert quality.calibration is None
+    assert quality.to_dict()["fitted_scale"] is None
 
 
 def test_a_model_that_knows_nothing_is_a_coin():
-    found = calibration(np.zeros(100))
-    assert found.log_loss == pytest.approx(math.log(2))
-    assert found.brier == pytest.approx(0.25)
-    assert found.expected_error == 0.0
-    assert [(b.low, b.count, b.confidence, b.accuracy.value) for b in found.bins] == [(0.5, 100, 0.5, 0.5)]
+    calibration_error = calibration(np.zeros(100))
+    assert calibration_error.log_loss == pytest.approx(math.log(2))
+    assert calibration_error.brier == pytest.approx(0.25)
+    assert calibration_error.expected_error == 0.0
+    assert [(b.low, b.count, b.confidence, b.accuracy.value) for b in calibration_error.bins] == [(0.5, 100, 0.5, 0.5)]
 
 
 def test_calibration_by_hand():
     # sigmoid(ln 3) = 3/4: sure to 75 %, right in one of two
-    found = calibration([math.log(3), -math.log(3)])
-    assert found.log_loss == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
-    assert found.brier == pytest.approx((1 / 16 + 9 / 16) / 2)
-    assert found.expected_error == pytest.approx(0.25)
-    (only,) = found.bins
+    calibration_error = calibration([math.log(3), -math.log(3)])
+    assert calibration_error.log_loss == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
+    assert calibration_error.brier == pytest.approx((1 / 16 + 9 / 16) / 2)
+    assert calibration_error.expected_error == pytest.approx(0.25)
+    (only,) = calibration_error.bins
     assert (only.low, only.high, only.count) == (0.75, pytest.approx(0.8), 2)
     assert (only.confidence, only.accuracy.value) == (pytest.approx(0.75), 0.5)
 
@@ -69,9 +69,9 @@ def true_probabilities(n, seed=0, scale=1.0):
 def test_trap_18_the_calibration_error_of_true_probabilities_is_not_0(pairs, null):
     difference = np.abs(np.random.default_rng(0).normal(0, 1.5, pairs))
     right = np.random.default_rng(1).random(pairs) < 1 / (1 + np.exp(-difference))
-    found = calibration(np.where(right, difference, -difference))
-    assert found.expected_error_null == pytest.approx(null, rel=0.25)
-    assert found.expected_error < 1.8 * found.expected_error_null
+    calibration_error = calibration(np.where(right, difference, -difference))
+    assert calibration_error.expected_error_null == pytest.approx(null, rel=0.25)
+    assert calibration_error.expected_error < 1.8 * calibration_error.expected_error_null
 
 
 def test_true_probabilities_err_as_much_as_the_null_says_and_bold_ones_more():
@@ -101,12 +101,12 @@ def test_a_normalized_score_is_calibrated_at_its_own_scale():
 
 def test_a_model_that_knows_ties_is_asked_what_it_says_of_pairs_that_were_decided():
     # lead ln 3, threshold ln 2: win sigmoid(ln 1.5) = 3/5, loss sigmoid(-ln 6) = 1/7; of the decided 3/5 / (3/5 + 1/7) = 21/26
-    found = calibration([math.log(3)], threshold=math.log(2))
-    assert found.log_loss == pytest.approx(-math.log(21 / 26))
-    assert found.brier == pytest.approx((5 / 26) ** 2)
-    assert found.bins[0].confidence == pytest.approx(21 / 26)
+    calibration_error = calibration([math.log(3)], threshold=math.log(2))
+    assert calibration_error.log_loss == pytest.approx(-math.log(21 / 26))
+    assert calibration_error.brier == pytest.approx((5 / 26) ** 2)
+    assert calibration_error.bins[0].confidence == pytest.approx(21 / 26)
     assert calibration([-math.log(3)], threshold=math.log(2)).log_loss == pytest.approx(-math.log(5 / 26))
-    assert found.to_dict()["threshold"] == math.log(2)
+    assert calibration_error.to_dict()["threshold"] == math.log(2)
 
 
 def test_a_model_whose_ties_are_true_is_calibrated_only_with_its_threshold():
@@ -124,9 +124,9 @@ def test_a_model_whose_ties_are_true_is_calibrated_only_with_its_threshold():
 
 def test_huge_differences_do_not_overflow():
     assert calibration([1e5], threshold=1.0).log_loss == 0
-    found = calibration([1e5, -1e5, 800.0])
-    assert found.log_loss == pytest.approx(1e5 / 3)
-    assert found.brier == pytest.approx(1 / 3)
+    calibration_error = calibration([1e5, -1e5, 800.0])
+    assert calibration_error.log_loss == pytest.approx(1e5 / 3)
+    assert calibration_error.brier == pytest.approx(1 / 3)
 
 
 def test_a_score_that_is_not_finite_is_not_a_wrong_preference():
@@ -138,9 +138,9 @@ def test_rank_correlation_is_scipys_with_ties_too():
     rng = np.random.default_rng(4)
     x, y = rng.integers(0, 6, 50), rng.integers(0, 6, 50)
     y = y + x
-    found = spearman(x, y)
-    assert found.value == pytest.approx(spearmanr(x, y).statistic)
-    assert found.low < found.value < found.high
+    correlation = spearman(x, y)
+    assert correlation.value == pytest.approx(spearmanr(x, y).statistic)
+    assert correlation.low < correlation.value < correlation.high
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,13 @@ def test_ties_narrow_the_spread_and_so_the_sample():
 def test_the_promised_power_is_there():
     n, rng = prompts_for_win_rate(0.08, tie_frac=0.2), random.Random(0)
     p_win = 0.58 - 0.1
-    found = 0
+    actual = 0
     for _ in range(1500):
         outcomes = [1.0 if (u := rng.random()) < p_win else 0.5 if u < p_win + 0.2 else 0.0 for _ in range(n)]
         mean = sum(outcomes) / n
         deviation = math.sqrt(sum((x - mean) ** 2 for x in outcomes) / (n - 1))
-        found += abs(mean - 0.5) / (deviation / math.sqrt(n)) > 1.95996
-    assert found / 1500 == pytest.approx(0.8, abs=0.04)
+        actual += abs(mean - 0.5) / (deviation / math.sqrt(n)) > 1.95996
+    assert actual / 1500 == pytest.approx(0.8, abs=0.04)
 
 
 def test_labels_that_are_right_three_times_of_four_halve_what_is_seen():
@@ -64,8 +64,8 @@ def test_a_win_rate_as_the_mean_of_outcomes():
 
 def test_noninferiority_takes_six_times_the_discordant_share_over_the_squared_margin():
     # (1.64485 + .84162)^2 = 6.1826
-    found = [prompts_for_noninferiority(margin, variance=0.15) for margin in (0.05, 0.03, 0.02, 0.01)]
-    assert found == [371, 1031, 2319, 9274]
+    needed = [prompts_for_noninferiority(margin, variance=0.15) for margin in (0.05, 0.03, 0.02, 0.01)]
+    assert needed == [371, 1031, 2319, 9274]
     assert prompts_for_noninferiority(0.02, variance=0.15, difference=0.01) == prompts_for_noninferiority(
         0.03, variance=0.15
     )
@@ -103,6 +103,6 @@ def test_so_many_more_prompts_do_tell_in_four_of_five_runs():
     seen = [1.0] * 33 + [0.0] * 27  # .55 of 60 prompts
     more = more_prompts_for_win_rate(0.55, seen)
     for _ in range(400):
-        found = share_interval((rng.random(60 + more) < 0.55).astype(float))
-        told += found.low > 0.5
+        interval = share_interval((rng.random(60 + more) < 0.55).astype(float))
+        told += interval.low > 0.5
     assert told / 400 == pytest.approx(0.8, abs=0.06)

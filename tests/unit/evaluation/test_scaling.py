@@ -80,12 +80,12 @@ def test_a_fit_finds_the_curve_that_points_lie_on(form):
         return d * (1.5 - 0.4 * (d if form == "best_of_n" else math.log(d))) if d else 0.0
 
     points = [moment(d, curve(d)) for d in distances]
-    found = fit_scaling(points, "gold", form=form, num_prompts=40, resamples=20)
-    assert found.alpha == pytest.approx((1.5, 1.5, 1.5))
-    assert found.beta == pytest.approx((0.4, 0.4, 0.4))
-    assert found.r2 == pytest.approx(1)
-    assert found([0.0, 2.5]) == pytest.approx([0.0, curve(2.5)])
-    assert found.peak == pytest.approx(1.5 / 0.8 if form == "best_of_n" else math.exp(1.5 / 0.4 - 1))
+    scaling = fit_scaling(points, "gold", form=form, num_prompts=40, resamples=20)
+    assert scaling.alpha == pytest.approx((1.5, 1.5, 1.5))
+    assert scaling.beta == pytest.approx((0.4, 0.4, 0.4))
+    assert scaling.r2 == pytest.approx(1)
+    assert scaling([0.0, 2.5]) == pytest.approx([0.0, curve(2.5)])
+    assert scaling.peak == pytest.approx(1.5 / 0.8 if form == "best_of_n" else math.exp(1.5 / 0.4 - 1))
     promised = fit_scaling(points, "proxy", form=form, num_prompts=40, resamples=20)
     assert promised.alpha[0] == pytest.approx(3.0)
 
@@ -97,11 +97,11 @@ def test_a_curve_that_only_rises_has_no_peak():
 
 def test_intervals_hold_the_curve_and_come_from_prompts():
     points = [moment(d, d * (1.5 - 0.4 * d), noise=0.5, seed=int(10 * d)) for d in (0.5, 1.0, 1.5, 2.0, 2.5)]
-    found = fit_scaling(points, "gold", form="best_of_n", num_prompts=40)
-    for (value, low, high), truth in ((found.alpha, 1.5), (found.beta, 0.4)):
+    scaling = fit_scaling(points, "gold", form="best_of_n", num_prompts=40)
+    for (value, low, high), truth in ((scaling.alpha, 1.5), (scaling.beta, 0.4)):
         assert low < value < high
         assert abs(value - truth) < high - low, "within four deviations"
-    assert fit_scaling(points, "gold", form="best_of_n", num_prompts=40) == found, "the same draws at every call"
+    assert fit_scaling(points, "gold", form="best_of_n", num_prompts=40) == scaling, "the same draws at every call"
     certain = fit_scaling(points, "proxy", form="best_of_n", num_prompts=40)
     assert certain.alpha[1] == pytest.approx(certain.alpha[2]), "rows that are all alike leave nothing open"
 

@@ -28,22 +28,22 @@ def test_evidence_of_votes_by_hand():
 def test_the_interval_of_votes_ends_where_evidence_reaches_the_limit():
     votes = VoteProcess(prior=1.0)
     votes.update([1] * 60 + [0] * 40)
-    found = votes.interval()
+    estimate = votes.interval()
     # E(p0) = B(61, 41) / (p0^60 (1 - p0)^40)
-    for end in (found.low, found.high):
+    for end in (estimate.low, estimate.high):
         log_e = math.lgamma(61) + math.lgamma(41) - math.lgamma(102) - 60 * math.log(end) - 40 * math.log(1 - end)
         assert log_e == pytest.approx(math.log(20), abs=1e-6)
     fixed = wilson_interval(60, 100)
-    assert found.low < fixed.low < found.value < fixed.high < found.high, "the price of looking"
+    assert estimate.low < fixed.low < estimate.value < fixed.high < estimate.high, "the price of looking"
 
 
 def test_votes_that_all_went_one_way_have_one_end():
     votes = VoteProcess()
     assert not votes.interval().measured
     votes.update([1] * 30)
-    found = votes.interval()
-    assert found.value == found.high == 1.0
-    assert 0.6 < found.low < 1
+    estimate = votes.interval()
+    assert estimate.value == estimate.high == 1.0
+    assert 0.6 < estimate.low < 1
 
 
 def test_evidence_of_bets_by_hand():
@@ -112,10 +112,10 @@ def test_the_average_of_bets_is_one_of_wealth_and_not_of_logs():
 def test_the_mixture_interval_by_hand():
     # alpha .05: log(1/alpha^2) = 5.99146, its log 1.79033; r = 200 / 8.78179 = 22.7744
     # sqrt(.5 * 222.7744 / 200^2 * log(sqrt(222.7744 / 22.7744) / .05)) = sqrt(.00278468 * 4.13593)
-    found = mixture_interval([1.0, 0.0] * 100, best_at=200)
-    assert found.value == 0.5
-    assert found.high - 0.5 == pytest.approx(math.sqrt(0.00278468 * 4.13593), abs=1e-5)
-    assert mixture_interval([1.0, -1.0] * 100, best_at=200, spread=2).high == pytest.approx(2 * (found.high - 0.5))
+    interval = mixture_interval([1.0, 0.0] * 100, best_at=200)
+    assert interval.value == 0.5
+    assert interval.high - 0.5 == pytest.approx(math.sqrt(0.00278468 * 4.13593), abs=1e-5)
+    assert mixture_interval([1.0, -1.0] * 100, best_at=200, spread=2).high == pytest.approx(2 * (interval.high - 0.5))
 
 
 def test_the_mixture_interval_holds_at_all_times_together():
@@ -123,7 +123,7 @@ def test_the_mixture_interval_holds_at_all_times_together():
     held = 0
     for _ in range(150):
         y = (rng.random(600) < 0.5).astype(float)
-        held += all((found := mixture_interval(y[:n])).low <= 0.5 <= found.high for n in range(20, 601, 10))
+        held += all((interval := mixture_interval(y[:n])).low <= 0.5 <= interval.high for n in range(20, 601, 10))
     assert held >= 0.95 * 150
 
 

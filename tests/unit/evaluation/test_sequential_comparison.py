@@ -24,8 +24,8 @@ def test_trap_03_equal_systems_looked_at_often_are_rarely_called_different():
         y = outcomes(np.random.default_rng(seed), 0.5)
         fixed = [share_interval(y[:n]) for n in LOOKS]
         peeking += any(not each.low <= 0.5 <= each.high for each in fixed)
-        found = sequential_rate(y)
-        sequential += found.above or found.below
+        rate = sequential_rate(y)
+        sequential += rate.above or rate.below
     assert peeking >= 12, "what a naive caller gets: 5 % would be 5"
     assert sequential <= 9, "P(Bin(100, .05) > 9) = 2.8 %"
 
@@ -37,23 +37,23 @@ def test_a_difference_is_found_and_the_number_of_prompts_that_it_takes_is_about_
         found_at.append(next(n for n in range(10, 401, 5) if sequential_rate(y[:n]).above))
     assert np.median(found_at) < 150
     y = outcomes(np.random.default_rng(0), 0.6, n=60)
-    found = sequential_rate(y)
-    if not found.above:
-        assert found.more > 0
+    rate = sequential_rate(y)
+    if not rate.above:
+        assert rate.more > 0
 
 
 def test_what_was_shown_stays_shown_and_the_interval_covers_the_mean():
     y = np.concatenate([np.ones(40), np.zeros(40)])
-    found = sequential_rate(y)
-    assert found.above
-    assert not found.below
-    assert found.estimate.low <= 0.5 <= found.estimate.high
+    rate = sequential_rate(y)
+    assert rate.above
+    assert not rate.below
+    assert rate.estimate.low <= 0.5 <= rate.estimate.high
 
 
 def test_without_outcomes_nothing_is_said():
-    found = sequential_rate([])
-    assert (found.above, found.below, found.more) == (False, False, None)
-    assert math.isnan(found.estimate.value)
+    rate = sequential_rate([])
+    assert (rate.above, rate.below, rate.more) == (False, False, None)
+    assert math.isnan(rate.estimate.value)
 
 
 @pytest.mark.parametrize("any_time", [True, False])
@@ -62,8 +62,8 @@ def test_a_comparison_takes_it(any_time):
         return [float(len(text)) for text in completions]
 
     prompts = [f"p{n}" for n in range(60)]
-    found = compare_completions(prompts, ["aa"] * 60, ["a"] * 60, longer, any_time=any_time, length_control=False)
-    assert found.verdict is Answer.BETTER
-    assert found.any_time is any_time
-    assert bool(found.win_rate.high - found.win_rate.low > 0.1) is any_time
-    assert found.win_rate.high <= 1
+    comparison = compare_completions(prompts, ["aa"] * 60, ["a"] * 60, longer, any_time=any_time, length_control=False)
+    assert comparison.verdict is Answer.BETTER
+    assert comparison.any_time is any_time
+    assert bool(comparison.win_rate.high - comparison.win_rate.low > 0.1) is any_time
+    assert comparison.win_rate.high <= 1

@@ -55,13 +55,13 @@ def solve(**settings):
     engines = [Script(BASELINE), Script(POLICY)] if settings.get("baseline") else [Script(POLICY)]
     waiting = iter(engines)
     settings = {"num_samples": 4, "sampling": SAMPLING, "seed": 3, **settings}
-    found = evaluate_solving("the policy", PROMPTS, judge, build_engine=lambda model: next(waiting), **settings)
-    return found, engines
+    solving = evaluate_solving("the policy", PROMPTS, judge, build_engine=lambda model: next(waiting), **settings)
+    return solving, engines
 
 
 def test_by_hand():
-    found, _ = solve()
-    after = {name: change.after.value for name, change in found.changes.items()}
+    actual, _ = solve()
+    after = {name: change.after.value for name, change in actual.changes.items()}
     # 2, 1 and 0 of 4 are right; of the 6 pairs 5, 3 and 0 hold a right one
     assert after["pass@1"] == pytest.approx((2 / 4 + 1 / 4 + 0) / 3)
     assert after["pass@2"] == pytest.approx((5 / 6 + 3 / 6 + 0) / 3)
@@ -72,27 +72,27 @@ def test_by_hand():
     assert after["whole"] == pytest.approx((4 / 4 + 4 / 4 + 3 / 4) / 3)
     assert after["distinct_frac"] == pytest.approx((2 / 4 + 2 / 4 + 2 / 4) / 3)
     assert after["unended_frac"] == pytest.approx((0 + 0 + 1 / 4) / 3)
-    assert not found.changes["pass@1"].before.measured
-    assert found.missing == {"baseline": "there is no baseline"}
+    assert not actual.changes["pass@1"].before.measured
+    assert actual.missing == {"baseline": "there is no baseline"}
 
 
 def test_a_gain_is_paired_by_problem():
-    found, _ = solve(baseline="the baseline")
-    change = found.changes["pass@1"]
+    actual, _ = solve(baseline="the baseline")
+    change = actual.changes["pass@1"]
     assert change.before.value == pytest.approx((1 / 4 + 0 + 1) / 3)
     assert change.gain.value == pytest.approx((1 / 4 + 1 / 4 - 1) / 3)
     assert change.gain.n == change.after.n == 3
     assert change.gain.low < change.gain.value < change.gain.high
-    assert found.changes["greedy"].gain.value == 0.0
-    assert found.missing == {}
+    assert actual.changes["greedy"].gain.value == 0.0
+    assert actual.missing == {}
 
 
 def test_a_metric_that_does_not_apply_is_left_out_and_not_counted_as_0():
     lines = {"one": ["...", "yes!"], "two": ["...", "..."], "three": ["yes!", "no"]}
-    found = evaluate_solving(
+    solving = evaluate_solving(
         "p", PROMPTS, judge, num_samples=2, sampling=SAMPLING, seed=1, build_engine=lambda m: Script(lines)
     )
-    loud = found.changes["loud"].after
+    loud = solving.changes["loud"].after
     assert loud.value == pytest.approx((1 / 1 + 1 / 2) / 2)
     assert loud.n == 2
 
@@ -123,19 +123,19 @@ def test_a_score_of_points_is_cut_where_asked():
 
 
 def test_what_is_written_is_whole_and_the_headline_says_the_ends_of_the_curve(tmp_path):
-    found, _ = solve(baseline="the baseline", names=("ours", "theirs"))
-    found.write(tmp_path / "evaluation.json")
+    actual, _ = solve(baseline="the baseline", names=("ours", "theirs"))
+    actual.write(tmp_path / "evaluation.json")
     document = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
     assert document["schema"] == 1
     part = document["solving"]
     assert (part["settings"]["policy"], part["settings"]["baseline"]) == ("ours", "theirs")
     assert part["settings"]["num_samples"] == 4
     assert set(part["changes"]["pass@4"]) == {"before", "after", "gain", "unit"}
-    assert found.headline().startswith("pass@1 0.417 -> 0.250 (-0.167 [")
-    assert "greedy 0.333 -> 0.333" in found.headline()
-    assert "pass@4" in found.headline()
-    assert found.headline().endswith("on 3 problems")
-    flat = found.summary()
+    assert actual.headline().startswith("pass@1 0.417 -> 0.250 (-0.167 [")
+    assert "greedy 0.333 -> 0.333" in actual.headline()
+    assert "pass@4" in actual.headline()
+    assert actual.headline().endswith("on 3 problems")
+    flat = actual.summary()
     assert flat["pass@1"] == pytest.approx(0.25)
     assert flat["pass@1_gain"] == pytest.approx(-1 / 6)
     assert flat["pass@1_low"] < flat["pass@1"] < flat["pass@1_high"]

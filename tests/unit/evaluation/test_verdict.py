@@ -44,9 +44,13 @@ def healthy(**changes):
 
 
 def test_a_healthy_run_is_green_and_says_who_was_compared_by_whom():
-    found = verdict(healthy())
-    assert (found.tone, found.title, found.reasons) == (Tone.GOOD, "The model became better", ("better",))
-    told = " ".join(found.sentences)
+    conclusion = verdict(healthy())
+    assert (conclusion.tone, conclusion.title, conclusion.reasons) == (
+        Tone.GOOD,
+        "The model became better",
+        ("better",),
+    )
+    told = " ".join(conclusion.sentences)
     for name in ("grpo", "sft", "`some:judge`", "No sign."):
         assert name in told
 
@@ -64,11 +68,11 @@ def test_a_healthy_run_is_green_and_says_who_was_compared_by_whom():
     ],
 )
 def test_anything_wrong_with_the_answers_forbids_green_and_is_told_with_both_numbers(changes, code, numbers):
-    found = verdict(healthy(**changes))
-    assert found.tone is Tone.MIXED
-    assert code in found.reasons
-    assert "became better" not in found.title
-    (sentence,) = [each for each in found.sentences if all(number in each for number in numbers)]
+    conclusion = verdict(healthy(**changes))
+    assert conclusion.tone is Tone.MIXED
+    assert code in conclusion.reasons
+    assert "became better" not in conclusion.title
+    (sentence,) = [each for each in conclusion.sentences if all(number in each for number in numbers)]
     assert "sft" in sentence
 
 
@@ -76,21 +80,23 @@ def test_distance_is_measured_by_what_surprises_the_baseline_and_not_by_nats_alo
     near = healthy()
     assert surprise(near) == pytest.approx((0.515, 0.328))
     far = replace(near, kl_per_token=6.0)
-    found = verdict(far)
-    assert "kl" in found.reasons
-    assert found.tone is Tone.MIXED
-    assert any("6.10" in sentence and "0.52" in sentence for sentence in found.sentences)
+    conclusion = verdict(far)
+    assert "kl" in conclusion.reasons
+    assert conclusion.tone is Tone.MIXED
+    assert any("6.10" in sentence and "0.52" in sentence for sentence in conclusion.sentences)
     # A model that was sure of everything is easily surprised: half again as much of next to nothing is nothing
     sure = replace(healthy(entropy=change(0.05, 0.04, unit="nats per token")), kl_per_token=0.1)
     assert verdict(sure).tone is Tone.GOOD
 
 
 def test_two_faults_make_a_win_a_bad_one():
-    found = verdict(replace(healthy(unended_frac=change(0.05, 0.99), repetition=change(0.1, 0.93)), kl_per_token=6.0))
-    assert found.tone is Tone.BAD
-    assert {"kl", "cut", "repetition"} <= set(found.reasons)
+    conclusion = verdict(
+        replace(healthy(unended_frac=change(0.05, 0.99), repetition=change(0.1, 0.93)), kl_per_token=6.0)
+    )
+    assert conclusion.tone is Tone.BAD
+    assert {"kl", "cut", "repetition"} <= set(conclusion.reasons)
     for words in ("KL", "cut answers", "repetition"):
-        assert words in found.title
+        assert words in conclusion.title
 
 
 @pytest.mark.parametrize("rise", [0.04, 0.2])
@@ -101,10 +107,10 @@ def test_a_rise_within_its_interval_or_limit_is_no_fault(rise):
 
 def test_an_alarm_that_still_held_at_the_end_forbids_green():
     alarm = HeldAlarm(guard="kl", metric="grpo/ref_kl", step=5, limit=48.0, value=386.0)
-    found = verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=30, alarms=(alarm,)),)))
-    assert found.tone is Tone.MIXED
-    assert "alarm" in found.reasons
-    (sentence,) = [each for each in found.sentences if "386" in each]
+    conclusion = verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=30, alarms=(alarm,)),)))
+    assert conclusion.tone is Tone.MIXED
+    assert "alarm" in conclusion.reasons
+    (sentence,) = [each for each in conclusion.sentences if "386" in each]
     for word in ("grpo", "kl", "48.00", "step 5"):
         assert word in sentence
 
@@ -112,8 +118,8 @@ def test_an_alarm_that_still_held_at_the_end_forbids_green():
 def test_the_last_rollouts_speak_where_the_evaluation_samples_otherwise():
     first = {"entropy": 1.2, "kl_per_token": 0.0, "cut": 0.1, "repetition": 0.1}
     last = {"entropy": 0.1, "kl_per_token": 5.0, "cut": 0.6, "repetition": 0.5}
-    found = verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=30, first=first, last=last),)))
-    assert {"kl", "cut", "repetition"} <= set(found.reasons)
+    conclusion = verdict(replace(healthy(), training=(Training(stage="grpo", rollouts=30, first=first, last=last),)))
+    assert {"kl", "cut", "repetition"} <= set(conclusion.reasons)
     calm = Training(stage="grpo", rollouts=30, first=first, last={**first, "cut": 0.15, "kl_per_token": 0.3})
     assert verdict(replace(healthy(), training=(calm,))).tone is Tone.GOOD
 
@@ -123,40 +129,42 @@ def test_the_last_rollouts_speak_where_the_evaluation_samples_otherwise():
     [(0.45, 0.55, Tone.UNKNOWN, "no_difference"), (0.2, 0.3, Tone.BAD, "worse"), (None, None, Tone.UNKNOWN, "not_measured")],
 )  # fmt: skip
 def test_what_could_not_be_told_is_not_told(low, high, tone, reason):
-    found = verdict(replace(healthy(), win_rate={**WON, "low": low, "high": high, "reason": "nothing was compared"}))
-    assert (found.tone, found.reasons) == (tone, (reason,))
+    conclusion = verdict(
+        replace(healthy(), win_rate={**WON, "low": low, "high": high, "reason": "nothing was compared"})
+    )
+    assert (conclusion.tone, conclusion.reasons) == (tone, (reason,))
 
 
 def test_a_hacking_check_that_could_not_tell_is_a_reason_for_machines_and_a_sentence_for_people():
-    found = verdict(replace(healthy(), hacking={"verdict": "undecided", "sentence": "It could not be told."}))
-    assert found.reasons == ("better", "hacking_unknown")
-    assert "It could not be told." in found.sentences
+    conclusion = verdict(replace(healthy(), hacking={"verdict": "undecided", "sentence": "It could not be told."}))
+    assert conclusion.reasons == ("better", "hacking_unknown")
+    assert "It could not be told." in conclusion.sentences
 
 
 @pytest.mark.parametrize(
     ("kind", "low", "tone"), [("reward_hacking", 0.55, Tone.MIXED), ("collapse", 0.2, Tone.BAD)]
 )  # fmt: skip
 def test_a_gamed_reward_is_no_plain_success(kind, low, tone):
-    found = verdict(
+    conclusion = verdict(
         replace(
             healthy(), hacking={"verdict": kind, "sentence": "So."}, win_rate={**WON, "low": low, "high": low + 0.1}
         )
     )
-    assert found.tone is tone
-    assert set(found.reasons) & {"gamed", "collapse"}
+    assert conclusion.tone is tone
+    assert set(conclusion.reasons) & {"gamed", "collapse"}
 
 
 def test_what_training_saw_of_the_judge_stands_first_and_takes_the_green_away():
     told = Independence(
         warnings=("The judge is the reward.",), better_only="Better by its own reward", about_judge="so"
     )
-    found = verdict(replace(healthy(), independence=told))
-    assert (found.tone, found.title) == (Tone.MIXED, "Better by its own reward")
-    assert found.sentences[0] == "The judge is the reward."
-    assert "not_independent" in found.reasons
+    conclusion = verdict(replace(healthy(), independence=told))
+    assert (conclusion.tone, conclusion.title) == (Tone.MIXED, "Better by its own reward")
+    assert conclusion.sentences[0] == "The judge is the reward."
+    assert "not_independent" in conclusion.reasons
     # shared ancestry is said, and does not make a success false by itself
-    found = verdict(replace(healthy(), independence=Independence(warnings=("The judge began as stage sft.",))))
-    assert (found.tone, found.sentences[0]) == (Tone.GOOD, "The judge began as stage sft.")
+    conclusion = verdict(replace(healthy(), independence=Independence(warnings=("The judge began as stage sft.",))))
+    assert (conclusion.tone, conclusion.sentences[0]) == (Tone.GOOD, "The judge began as stage sft.")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +178,10 @@ def test_what_training_saw_of_the_judge_stands_first_and_takes_the_green_away():
     ],
 )
 def test_a_score_rose_only_where_that_can_be_seen_in_what_is_printed(before, after, half, words):
-    found = verdict(healthy(gold=change(before, after, unit="points", half=half)))
-    assert any(words in sentence for sentence in found.sentences)
-    assert ("score_fell" in found.reasons) == ("fell" in words)
-    assert (found.tone is Tone.GOOD) == ("fell" not in words)
+    conclusion = verdict(healthy(gold=change(before, after, unit="points", half=half)))
+    assert any(words in sentence for sentence in conclusion.sentences)
+    assert ("score_fell" in conclusion.reasons) == ("fell" in words)
+    assert (conclusion.tone is Tone.GOOD) == ("fell" not in words)
 
 
 def test_two_alarms_are_two_reasons_and_late_empty_answers_are_one():
@@ -199,8 +207,8 @@ def test_what_is_not_known_of_a_learned_judge_is_said():
 
 
 def test_rollouts_that_nobody_judged_are_told():
-    found = verdict(replace(healthy(), hacking={}, training=(Training(stage="ppo", rollouts=60),)))
-    assert any("not checked" in sentence for sentence in found.sentences)
+    conclusion = verdict(replace(healthy(), hacking={}, training=(Training(stage="ppo", rollouts=60),)))
+    assert any("not checked" in sentence for sentence in conclusion.sentences)
 
 
 def test_training_and_verdict_go_through_json_unchanged():
@@ -213,29 +221,29 @@ def test_training_and_verdict_go_through_json_unchanged():
 def test_a_judge_that_the_answers_contradict_is_no_witness_that_nothing_happened():
     said = {"verdict": "none", "sentence": "No sign of reward hacking: the judge's score went up."}
     assert said["sentence"] in verdict(replace(healthy(), hacking=said)).sentences
-    found = verdict(replace(healthy(repetition=change(0.1, 0.93)), hacking=said))
-    assert said["sentence"] not in found.sentences
-    assert any("By the judge alone" in sentence for sentence in found.sentences)
-    assert found.doubts_the_judge
+    conclusion = verdict(replace(healthy(repetition=change(0.1, 0.93)), hacking=said))
+    assert said["sentence"] not in conclusion.sentences
+    assert any("By the judge alone" in sentence for sentence in conclusion.sentences)
+    assert conclusion.doubts_the_judge
     assert not verdict(healthy()).doubts_the_judge
 
 
 def test_a_gamed_reward_and_one_fault_of_the_answers_make_a_win_a_bad_one():
     faulty = healthy(unended_frac=change(0.05, 0.99))
     assert verdict(faulty).tone is Tone.MIXED
-    found = verdict(replace(faulty, hacking={"verdict": "reward_hacking", "sentence": "So."}))
-    assert found.tone is Tone.BAD
-    assert {"better", "gamed", "cut"} <= set(found.reasons)
+    conclusion = verdict(replace(faulty, hacking={"verdict": "reward_hacking", "sentence": "So."}))
+    assert conclusion.tone is Tone.BAD
+    assert {"better", "gamed", "cut"} <= set(conclusion.reasons)
 
 
 def test_a_title_names_four_reasons_and_counts_the_others():
     rises = {rule.quantity: change(0.0, 0.9) for rule in RISES}
     falls = {rule.quantity: change(0.9, 0.01, half=None) for rule in FALLS}
-    found = verdict(healthy(**rises, **falls))
+    conclusion = verdict(healthy(**rises, **falls))
     rules = [*RISES, *FALLS]
-    assert {rule.code for rule in rules} <= set(found.reasons)
-    assert [rule.title in found.title for rule in rules] == [True] * 4 + [False] * (len(rules) - 4)
-    assert f"{len(rules) - 4} more" in found.title
+    assert {rule.code for rule in rules} <= set(conclusion.reasons)
+    assert [rule.title in conclusion.title for rule in rules] == [True] * 4 + [False] * (len(rules) - 4)
+    assert f"{len(rules) - 4} more" in conclusion.title
 
 
 @pytest.mark.parametrize(
@@ -301,8 +309,8 @@ def test_one_answer_in_twenty_that_is_cut_is_mentioned_though_it_is_no_fault():
 
 def test_a_change_of_the_score_is_its_size_with_an_interval():
     gold = {"before": {"value": 1.43}, "after": {"value": 0.18}, "gain": {"value": -1.25, "low": -1.36, "high": -1.15}}
-    found = verdict(replace(healthy(), changes={"gold": gold}))
-    assert any("by 1.25 (95 % interval 1.15 to 1.36)" in sentence for sentence in found.sentences)
+    conclusion = verdict(replace(healthy(), changes={"gold": gold}))
+    assert any("by 1.25 (95 % interval 1.15 to 1.36)" in sentence for sentence in conclusion.sentences)
 
 
 def test_sentences_read_well_for_one_prompt_no_loss_and_a_rate_near_one_half():
@@ -316,8 +324,8 @@ def test_sentences_read_well_for_one_prompt_no_loss_and_a_rate_near_one_half():
 
 def test_what_is_not_yet_known_says_how_many_more_prompts_would_tell():
     near = {**WON, "rate": 0.53, "low": 0.46, "high": 0.60, "more_prompts": 1983}
-    found = verdict(replace(healthy(), win_rate=near))
-    assert any("1,983 more prompts" in sentence for sentence in found.sentences)
+    conclusion = verdict(replace(healthy(), win_rate=near))
+    assert any("1,983 more prompts" in sentence for sentence in conclusion.sentences)
     assert not any("more prompts" in sentence for sentence in verdict(healthy()).sentences)
 
 
@@ -325,8 +333,8 @@ def test_two_answers_contradict_nothing():
     """Two samples of the same model: one is shorter and another word is likelier, by chance."""
     entropy = {"before": {"value": 0.4}, "after": {"value": 2.0}, "gain": {"value": 1.6}}
     few = {"rate": 0.4, "low": 0.1, "high": 0.8, "num_prompts": 2}
-    found = verdict(replace(healthy(), changes={"entropy": entropy}, win_rate=few))
-    assert found.reasons == ("no_difference",)
+    conclusion = verdict(replace(healthy(), changes={"entropy": entropy}, win_rate=few))
+    assert conclusion.reasons == ("no_difference",)
     assert (
         "kl" in verdict(replace(healthy(), changes={"entropy": entropy}, win_rate={**few, "num_prompts": 50})).reasons
     )

@@ -10,10 +10,10 @@ from rlhf.evaluation.winrate import WinRateEvaluator, win_rate
 
 
 def test_ties_count_half():
-    found = win_rate([3.0, 2.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0])
+    rate = win_rate([3.0, 2.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0])
     # win, tie, tie, loss
-    assert (found.wins, found.ties, found.losses, found.n) == (1, 2, 1, 4)
-    assert found.rate == 0.5
+    assert (rate.wins, rate.ties, rate.losses, rate.n) == (1, 2, 1, 4)
+    assert rate.rate == 0.5
 
 
 def test_a_band_makes_near_scores_ties():
@@ -34,8 +34,8 @@ def test_the_other_side_sees_the_mirror_image():
 
 def test_a_prompt_counts_once_however_many_samples_it_has():
     # prompt x: 1, 1, 1 -> 1; prompt y: 0 -> 0
-    found = win_rate([1, 1, 1, 0], [0, 0, 0, 1], clusters=["x", "x", "x", "y"])
-    assert (found.rate, found.n, found.num_prompts) == (0.5, 4, 2)
+    rate = win_rate([1, 1, 1, 0], [0, 0, 0, 1], clusters=["x", "x", "x", "y"])
+    assert (rate.rate, rate.n, rate.num_prompts) == (0.5, 4, 2)
 
 
 def test_more_samples_of_the_same_prompts_do_not_narrow_the_interval():
@@ -47,11 +47,11 @@ def test_more_samples_of_the_same_prompts_do_not_narrow_the_interval():
 
 @pytest.mark.parametrize(("a", "b"), [([], []), ([math.nan, 1.0], [0.0, 0.0])])
 def test_what_was_not_measured_is_null_with_a_reason(a, b):
-    found = win_rate(a, b)
-    assert math.isnan(found.rate)
-    assert found.to_dict()["rate"] is None
-    assert found.reason
-    assert "not measured" in str(found)
+    rate = win_rate(a, b)
+    assert math.isnan(rate.rate)
+    assert rate.to_dict()["rate"] is None
+    assert rate.reason
+    assert "not measured" in str(rate)
 
 
 def test_sides_of_different_length_are_refused():
@@ -66,8 +66,8 @@ def shortest_is_best(prompts, completions, **columns):
 
 
 def test_the_evaluator_judges_both_and_takes_equal_prompts_together():
-    found = WinRateEvaluator(shortest_is_best).evaluate(["p", "p", "q"], ["a", "a", "aaa"], ["bb", "bb", "b"])
-    assert (found.wins, found.losses, found.num_prompts, found.win_rate.value) == (2, 1, 2, 0.5)
+    metrics = WinRateEvaluator(shortest_is_best).evaluate(["p", "p", "q"], ["a", "a", "aaa"], ["bb", "bb", "b"])
+    assert (metrics.wins, metrics.losses, metrics.num_prompts, metrics.win_rate.value) == (2, 1, 2, 0.5)
 
 
 def test_the_evaluator_refuses_sides_that_do_not_match():

@@ -38,8 +38,8 @@ def test_sure_of_opposite_things_counts_and_a_close_pair_does_not():
 def test_tasks_are_ordered_by_disagreement_with_the_most_divided_at_one(monkeypatch, ensemble):
     tasks = [task(name, ["one", "two"]) for name in ("agreed", "divided", "unsure")]
     says(monkeypatch, [5, 0, 4, 0, 0.5, 0], [5, 0, 0, 4, -0.5, 0])
-    found = reward_priorities(tasks, [ensemble])
-    assert found == {"agreed": 0.0, "unsure": 0.5, "divided": 1.0}
+    priorities = reward_priorities(tasks, [ensemble])
+    assert priorities == {"agreed": 0.0, "unsure": 0.5, "divided": 1.0}
 
 
 def test_kinds_are_made_comparable_and_gold_items_left_out(monkeypatch, ensemble):
@@ -50,19 +50,19 @@ def test_kinds_are_made_comparable_and_gold_items_left_out(monkeypatch, ensemble
     ]  # fmt: skip
     #                   pair   ranked   ranked2   single  single2
     says(monkeypatch, [1, 0,  3, 2, 1,  9, 0, 0,  50,     1], [0, 1,  3, 2, 1,  0, 9, 0,  -50,  1])  # fmt: skip
-    found = reward_priorities(tasks, [ensemble])
-    assert found == {"pair": 0.0, "ranked": 0.0, "ranked2": 1.0, "single": 1.0, "single2": 0.0}
+    priorities = reward_priorities(tasks, [ensemble])
+    assert priorities == {"pair": 0.0, "ranked": 0.0, "ranked2": 1.0, "single": 1.0, "single2": 0.0}
 
 
 def test_members_score_texts_as_the_reward_model_does(ensemble):
     # No stub: the real members, on real texts, against their own scores one text at a time.
     tasks = [task("x", [" yes", " no, never"]), task("y", [" maybe"], TaskKind.BINARY)]
     together = active._member_scores(tasks, [ensemble])
-    assert [found.shape for found in together] == [(3, 2), (3, 1)]
-    for found, one in zip(together, tasks, strict=True):
+    assert [actual.shape for actual in together] == [(3, 2), (3, 1)]
+    for actual, one in zip(together, tasks, strict=True):
         for place, response in enumerate(one.responses):
             alone = active._member_scores([task("z", [response.text], TaskKind.BINARY)], [ensemble])[0]
-            assert found[:, place] == pytest.approx(alone[:, 0], abs=1e-5)
+            assert actual[:, place] == pytest.approx(alone[:, 0], abs=1e-5)
     assert np.ptp(together[0], axis=0).min() > 0, "members differ"
 
 
@@ -84,8 +84,8 @@ def test_several_single_models_are_an_ensemble_and_one_is_not():
     tasks = [task("x", [" yes", " no"]), task("y", [" yes", " yes"])]
     with pytest.raises(ConfigError, match="nobody to disagree"):
         reward_priorities(tasks, [one])
-    found = reward_priorities(tasks, [one, other])
-    assert found == {"x": 1.0, "y": 0.0}, "two equal texts divide nobody"
+    priorities = reward_priorities(tasks, [one, other])
+    assert priorities == {"x": 1.0, "y": 0.0}, "two equal texts divide nobody"
 
 
 def test_a_score_that_is_not_finite_names_the_task(ensemble, monkeypatch):

@@ -83,9 +83,9 @@ def test_one_value_for_everything_is_not_measured():
     for coefficient in (krippendorff_alpha, fleiss_kappa):
         assert math.isnan(float(coefficient(table.sum(0))))
     assert math.isnan(float(cohen_kappa(contingencies(labels, "x", "y").sum(0))))
-    found = agreement_estimate(table, krippendorff_alpha)
-    assert not found.measured
-    assert "same value" in found.reason
+    agreement = agreement_estimate(table, krippendorff_alpha)
+    assert not agreement.measured
+    assert "same value" in agreement.reason
 
 
 def test_items_judged_once_say_nothing_about_agreement():
@@ -114,10 +114,10 @@ def test_nominal_coefficients_do_not_know_names(rows, order):
 def test_an_interval_holds_its_value_and_is_repeatable():
     tables = np.repeat(coincidences(labels_of(KRIPPENDORFF)), 2, axis=0)
     alpha = functools.partial(krippendorff_alpha, metric="ordinal")
-    found, again = (agreement_estimate(tables, alpha, seed=3) for _ in range(2))
-    assert found == again
-    assert found.low < found.value < found.high
-    assert found.n == 22, "the twelfth unit has one value"
+    actual, again = (agreement_estimate(tables, alpha, seed=3) for _ in range(2))
+    assert actual == again
+    assert actual.low < actual.value < actual.high
+    assert actual.n == 22, "the twelfth unit has one value"
 
 
 def test_few_items_or_items_all_alike_have_a_value_and_no_interval():
@@ -127,10 +127,10 @@ def test_few_items_or_items_all_alike_have_a_value_and_no_interval():
     assert math.isnan(one.high)
     assert one.reason == f"no interval: 1 item, and it takes {MIN_ITEMS}"
     alike = Labels.of([(item, who, item % 2) for item in range(60) for who in "xy"])
-    found = agreement_estimate(coincidences(alike), krippendorff_alpha)
-    assert found.value == 1
-    assert math.isnan(found.low)
-    assert "no spread" in found.reason
+    agreement = agreement_estimate(coincidences(alike), krippendorff_alpha)
+    assert agreement.value == 1
+    assert math.isnan(agreement.low)
+    assert "no spread" in agreement.reason
 
 
 @pytest.mark.parametrize(("annotators", "accuracy"), [(3, 0.8), (2, 0.9), (3, 0.6)])
@@ -143,12 +143,12 @@ def test_intervals_of_the_fewest_items_hold_the_truth(annotators, accuracy):
         side = rng.integers(0, 2, (MIN_ITEMS, 1))
         values = np.where(right, side, 1 - side)
         judgments = [(i, a, int(values[i, a])) for i in range(MIN_ITEMS) for a in range(annotators)]
-        found = agreement_estimate(
+        agreement = agreement_estimate(
             coincidences(Labels.of(judgments, scale=(0, 1))), krippendorff_alpha, seed=seed, resamples=300
         )
-        if math.isfinite(found.low):
+        if math.isfinite(agreement.low):
             given += 1
-            held += found.low <= truth <= found.high
+            held += agreement.low <= truth <= agreement.high
     assert given > 380
     assert held / given > 0.91, "the standard error is 0.011"
 
@@ -183,12 +183,12 @@ def test_intervals_of_a_rare_value_hold_the_truth():
         side = rng.random((items, 1)) < prevalence
         values = (side ^ (rng.random((items, 2)) < error)).astype(int)
         said = [(i, a, int(values[i, a])) for i in range(items) for a in range(2)]
-        found = agreement_estimate(
+        agreement = agreement_estimate(
             coincidences(Labels.of(said, scale=(0, 1))), krippendorff_alpha, seed=seed, resamples=400
         )
-        if math.isfinite(found.low):
+        if math.isfinite(agreement.low):
             given += 1
-            held += found.low <= truth <= found.high
+            held += agreement.low <= truth <= agreement.high
     assert given > 80, "where four items or more are rare"
     assert held / given > 0.85, "the standard error is 0.02; without the bar it is 0.62"
 

@@ -74,12 +74,12 @@ def test_a_file_that_always_names_the_chosen_one_first_gives_the_first_no_advant
     rng = random.Random(0)
     letters = ["".join(rng.choices("ab", [0.8, 0.2], k=3)) for _ in range(40)]
     items = [item(f"t{n}", sides(said)) for n, said in enumerate(letters)]
-    found = consensus_rows(items, aggregate=aggregate)
-    share = sum(row["label_probability"] for row in found if row["chosen"] == "x") / sum(
-        row["chosen"] == "x" for row in found
+    actual = consensus_rows(items, aggregate=aggregate)
+    share = sum(row["label_probability"] for row in actual if row["chosen"] == "x") / sum(
+        row["chosen"] == "x" for row in actual
     )
-    other = [row["label_probability"] for row in found if row["chosen"] == "y" and row["votes"]["chosen"] == 2]
-    same = [row["label_probability"] for row in found if row["chosen"] == "x" and row["votes"]["chosen"] == 2]
+    other = [row["label_probability"] for row in actual if row["chosen"] == "y" and row["votes"]["chosen"] == 2]
+    same = [row["label_probability"] for row in actual if row["chosen"] == "x" and row["votes"]["chosen"] == 2]
     assert share > 0.5
     # 2 to 1 for the first is as good as 2 to 1 for the second, though the first wins four times as often
     assert abs(sum(other) / len(other) - sum(same) / len(same)) < 0.075

@@ -110,9 +110,9 @@ def test_what_is_simulated_is_said_wherever_judgments_are_counted(store, tmp_pat
     store.submit("ann", Submission(assignment=held.number, key="k", value={"preference": "a"}))
     simulate(store, crowd(1), among_people=True, limit=2)
     words = "2 of 3 judgments are simulated (rlhf feedback simulate) and no opinion of anybody's."
-    found = findings_of(store, resamples=10)
-    assert (found.coverage.num_simulated, found.notes[0]) == (2, words)
-    assert f"! {words}\n" in in_words(found)
+    findings = findings_of(store, resamples=10)
+    assert (findings.coverage.num_simulated, findings.notes[0]) == (2, words)
+    assert f"! {words}\n" in in_words(findings)
     assert select(store).simulated == words
     assert [(one.name, one.is_simulated) for one in known_people(store)] == [("ann", False), ("sim-good-0", True)]
     make_invitation(store.engine, "sim-good-0")

@@ -35,29 +35,29 @@ def export(tmp_path, monkeypatch):
         )
         if result.exception is not None:
             raise result.exception
-        found = {path.name: [row.kind.value for row in read_rows(str(path))] for path in sorted(Path().glob("votes*"))}
-        return result.stdout, found
+        values = {path.name: [row.kind.value for row in read_rows(str(path))] for path in sorted(Path().glob("votes*"))}
+        return result.stdout, values
 
     return run
 
 
 def test_a_file_of_events_holds_one_kind_of_row_and_says_which_files_there_are(export):
-    said, found = export("thumbs", "edit")
-    assert found == {"votes.pairs.jsonl": ["preference"], "votes.verdicts.jsonl": ["unpaired"]}
+    said, actual = export("thumbs", "edit")
+    assert actual == {"votes.pairs.jsonl": ["preference"], "votes.verdicts.jsonl": ["unpaired"]}
     assert "1 row written to votes.pairs.jsonl.\n" in said
     assert "--kind pairwise or binary writes one" in said
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("binary", ["unpaired"]), ("pairwise", ["preference"])])
 def test_a_kind_that_was_chosen_has_the_name_that_was_given(kind, rows, export):
-    said, found = export("thumbs", "edit", words=("--kind", kind))
-    assert found == {"votes.jsonl": rows}
+    said, actual = export("thumbs", "edit", words=("--kind", kind))
+    assert actual == {"votes.jsonl": rows}
     assert said == "1 row written to votes.jsonl.\n"
 
 
 def test_edits_beside_votes_are_comparisons_and_no_tie_is_lost(export):
-    _, found = export("edit", "vote", "regenerate", words=("--regenerate-probability", "0.6"))
-    assert found == {"votes.jsonl": ["comparison"] * 3}
+    _, actual = export("edit", "vote", "regenerate", words=("--regenerate-probability", "0.6"))
+    assert actual == {"votes.jsonl": ["comparison"] * 3}
     edit, vote, again = (json.loads(line) for line in Path("votes.jsonl").read_text().splitlines())
     assert (edit["completion_a"], edit["completion_b"], edit["preference"]) == ("x, please", "x", "a")
     assert (edit["model_b"], vote["preference"], again["label_probability"]) == ("served", "tie", 0.6)

@@ -28,12 +28,12 @@ OWN_TEXTS = ("Two plus two?", "Five.", "Four.", "user-cem")
 
 
 def bring(store, name="open-webui", file="open-webui.json", **how):
-    found = read_traces(
+    traces = read_traces(
         name, FILES / file, rules=TraceRules(personal_data="keep"), pseudonym=store_pseudonyms(store),
         forgotten=forgotten_people(store.engine), **how,
     )  # fmt: skip
-    import_items(store, found.items)
-    return found
+    import_items(store, traces.items)
+    return traces
 
 
 def export(store, path, layout="rows", **wanted):

@@ -75,10 +75,10 @@ def test_each_kind_of_value_is_turned_with_its_completions(kind, value, wanted):
     )
     responses = [Response(text="x", model="m"), Response(text="y", columns={"n": 2})]
     task = Task(id="t", kind=kind, prompt="q", responses=responses, gold=value, columns={"known": value, "margin": 3})
-    found = turned(Item(task=task, judgments=(said,)), [1, 0])
-    assert found.task.responses == responses[::-1]
-    assert (found.task.gold, found.task.columns) == (wanted, {"known": wanted, "margin": 3})
-    assert found.judgments == (
+    item = turned(Item(task=task, judgments=(said,)), [1, 0])
+    assert item.task.responses == responses[::-1]
+    assert (item.task.gold, item.task.columns) == (wanted, {"known": wanted, "margin": 3})
+    assert item.judgments == (
         replace(said, value=wanted, order=(0, 1), spans=({"completion": 1, "text": "x"}, {"start": 1})),
     )
 
@@ -87,10 +87,10 @@ def test_three_completions_are_turned_by_their_places_and_not_by_their_inverse()
     # now x y z with ranks 1 2 3, shown as z x y; the new order is z x y, so their ranks are 3 1 2 and the screen shows 0 1 2
     said = ItemJudgment(annotator="ann", value={"ranks": [1, 2, 3]}, order=(2, 0, 1), spans=({"completion": 2},))
     task = Task(id="t", kind=TaskKind.RANKING, prompt="q", responses=[Response(text=text) for text in "xyz"])
-    found = turned(Item(task=task, judgments=(said,)), [2, 0, 1])
-    assert [response.text for response in found.task.responses] == ["z", "x", "y"]
-    assert found.judgments == (replace(said, value={"ranks": [3, 1, 2]}, order=(0, 1, 2), spans=({"completion": 0},)),)
-    assert places_of(found.task, task) == [2, 0, 1]
+    item = turned(Item(task=task, judgments=(said,)), [2, 0, 1])
+    assert [response.text for response in item.task.responses] == ["z", "x", "y"]
+    assert item.judgments == (replace(said, value={"ranks": [3, 1, 2]}, order=(0, 1, 2), spans=({"completion": 0},)),)
+    assert places_of(item.task, task) == [2, 0, 1]
 
 
 def test_completions_of_the_same_text_are_told_apart_by_their_models():

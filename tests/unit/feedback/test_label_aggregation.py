@@ -24,9 +24,9 @@ def accuracy(truth, consensus):
 
 def test_a_majority_is_a_share_and_a_draw_is_nobodys():
     labels = Labels.of([(0, "x", "a"), (0, "y", "a"), (0, "z", "b"), (1, "x", "a"), (1, "y", "b")])
-    found = majority_vote(labels)
-    assert found.values == ["a", None]
-    assert found.label_probabilities == pytest.approx([2 / 3, 1 / 2])
+    actual = majority_vote(labels)
+    assert actual.values == ["a", None]
+    assert actual.label_probabilities == pytest.approx([2 / 3, 1 / 2])
 
 
 def test_nobody_is_measured_against_their_own_vote():
@@ -47,17 +47,17 @@ def test_dawid_skene_beats_the_majority_where_few_can_be_trusted(seed):
 
 def test_dawid_skene_is_as_sure_as_it_is_right():
     truth, labels = simulated(5, crowd(num_good=1, num_careless=4), num_items=2000)
-    found = dawid_skene(labels)
-    right = np.array([truth[i] == v for i, v in zip(found.items, found.values, strict=True)])
-    sure = np.array(found.label_probabilities)
+    consensus = dawid_skene(labels)
+    right = np.array([truth[i] == v for i, v in zip(consensus.items, consensus.values, strict=True)])
+    sure = np.array(consensus.label_probabilities)
     assert right.mean() == pytest.approx(sure.mean(), abs=0.03)
 
 
 def test_where_all_agree_dawid_skene_agrees():
     labels = Labels.of([(item, who, "ab"[item % 2]) for item in range(6) for who in "xyz"])
-    found = dawid_skene(labels)
-    assert found.values == ["a", "b"] * 3
-    assert min(found.label_probabilities) > 0.99
+    consensus = dawid_skene(labels)
+    assert consensus.values == ["a", "b"] * 3
+    assert min(consensus.label_probabilities) > 0.99
 
 
 def test_a_belief_of_fewer_than_no_judgments_is_refused():
@@ -88,10 +88,10 @@ def test_dawid_skene_of_four_classes_finds_who_takes_one_for_another():
 
     people = ("one", "two", "three", "swaps")
     labels = Labels.of([(i, who, said(who, t)) for i, t in truth.items() for who in people], scale=scale)
-    found = dawid_skene(labels, smoothing=0.375, right_prior=4.0)
-    table = found.confusion[found.annotators.index("swaps")]
+    consensus = dawid_skene(labels, smoothing=0.375, right_prior=4.0)
+    table = consensus.confusion[consensus.annotators.index("swaps")]
     assert table[2, 3] > 0.9
     assert table[3, 2] > 0.9
-    assert found.confusion.sum(2) == pytest.approx(1)
-    assert found.prior.sum() == pytest.approx(1)
-    assert accuracy(truth, found) > accuracy(truth, majority_vote(labels)) + 0.05
+    assert consensus.confusion.sum(2) == pytest.approx(1)
+    assert consensus.prior.sum() == pytest.approx(1)
+    assert accuracy(truth, consensus) > accuracy(truth, majority_vote(labels)) + 0.05

@@ -31,15 +31,17 @@ def measured(sizes, held_out, *, rng=None, **how):
 @pytest.mark.parametrize(("exponent", "ceiling"), [(0.5, 0.9), (0.3, 0.85), (0.9, 0.95)])
 def test_many_exact_points_give_back_the_curve_they_lie_on(exponent, ceiling):
     points = measured([250 * 2**k for k in range(10)], 400_000, exponent=exponent, ceiling=ceiling)
-    found = fit_learning_curve(points)
-    assert found.ceiling.value == pytest.approx(ceiling, abs=0.004)
+    learning_curve = fit_learning_curve(points)
+    assert learning_curve.ceiling.value == pytest.approx(ceiling, abs=0.004)
     target = ceiling - 0.02  # (n / 250)^-c = .02 / (ceiling - .6)
     pairs = 250 * ((ceiling - 0.6) / 0.02) ** (1 / exponent)
-    needed = found.pairs_for(target)
+    needed = learning_curve.pairs_for(target)
     assert needed.pairs == pytest.approx(pairs, rel=0.05)
     assert needed.low < pairs < needed.high < 1.5 * pairs
     assert needed.reach_frac == pytest.approx(1)
-    assert found.accuracy_at(3000).value == pytest.approx(curve(3000, exponent=exponent, ceiling=ceiling), abs=0.001)
+    assert learning_curve.accuracy_at(3000).value == pytest.approx(
+        curve(3000, exponent=exponent, ceiling=ceiling), abs=0.001
+    )
 
 
 @pytest.mark.parametrize("sizes", [(250, 1000), SIZES])
@@ -52,10 +54,10 @@ def test_intervals_of_few_points_hold_the_truth(sizes):
     held, held_later = 0, 0
     for number in range(60):
         shape = shapes[number % 4]
-        found = fit_learning_curve(measured(sizes, 400, rng=rng, **shape))
+        learning_curve = fit_learning_curve(measured(sizes, 400, rng=rng, **shape))
         target = 0.7 * curve(1000, **shape) + 0.3 * shape["ceiling"]
         pairs = 250 * ((shape["ceiling"] - 0.6) / (shape["ceiling"] - target)) ** (1 / shape["exponent"])
-        needed, later = found.pairs_for(target), found.accuracy_at(4000)
+        needed, later = learning_curve.pairs_for(target), learning_curve.accuracy_at(4000)
         held += needed.low <= pairs <= needed.high
         held_later += later.low <= curve(4000, **shape) <= later.high
         assert later.high - later.low < 0.25, "and say something"
@@ -74,12 +76,14 @@ def test_more_held_out_pairs_and_more_points_leave_less_open():
 
 
 def test_an_accuracy_beyond_the_ceiling_is_not_reached_and_one_that_is_there_takes_no_more():
-    found = fit_learning_curve(measured([250 * 2**k for k in range(8)], 50_000, ceiling=0.8))
-    beyond = found.pairs_for(0.85)
+    learning_curve = fit_learning_curve(measured([250 * 2**k for k in range(8)], 50_000, ceiling=0.8))
+    beyond = learning_curve.pairs_for(0.85)
     assert (beyond.pairs, beyond.low, beyond.high) == (math.inf, math.inf, math.inf)
     assert beyond.reach_frac < 0.01
-    assert found.ceiling.low < 0.8 < found.ceiling.high < 0.85
-    assert found.pairs_for(0.7).pairs == pytest.approx(1000, rel=0.05)  # .8 - .2 (n / 250)^-.5 = .7 at n = 1000
+    assert learning_curve.ceiling.low < 0.8 < learning_curve.ceiling.high < 0.85
+    assert learning_curve.pairs_for(0.7).pairs == pytest.approx(
+        1000, rel=0.05
+    )  # .8 - .2 (n / 250)^-.5 = .7 at n = 1000
 
 
 def test_nothing_goes_beyond_how_often_the_held_out_labels_are_right():
@@ -153,8 +157,8 @@ def accuracy_of_training(pairs, label_accuracy, *, slope, runs=60, features=20):
         x = rng.normal(size=(round(pairs), features))
         first_is_better = rng.random(len(x)) < 1 / (1 + np.exp(-slope * x @ truth / np.linalg.norm(truth)))
         labels = first_is_better ^ (rng.random(len(x)) > label_accuracy)
-        found = logistic(x, labels)
-        cosine = found @ truth / np.linalg.norm(found) / np.linalg.norm(truth)
+        fit = logistic(x, labels)
+        cosine = fit @ truth / np.linalg.norm(fit) / np.linalg.norm(truth)
         right.append(1 - math.acos(cosine) / math.pi)
     return float(np.mean(right))
 
@@ -175,24 +179,24 @@ def test_labels_that_err_are_worth_less_still_where_pairs_are_easy():
 
 
 def test_what_overlap_is_worth_by_hand():
-    found = fit_learning_curve(measured(SIZES, 4000)).pairs_for(0.78)
+    actual = fit_learning_curve(measured(SIZES, 4000)).pairs_for(0.78)
     plans = overlap_plans(
-        found, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgment=0.5, price_per_response=0.02
+        actual, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgment=0.5, price_per_response=0.02
     )
     one, three = plans
     assert three.label_accuracy == majority_accuracy(0.8, 3) == pytest.approx(0.896)
     # worth .6^2 = .36 and .792^2 = .627264: .5739 as many pairs, of three judgments each
-    assert one.needed == found
+    assert one.needed == actual
     assert three.needed.pairs / one.needed.pairs == pytest.approx(0.36 / 0.627264)
     assert three.needed.low / one.needed.low == pytest.approx(0.36 / 0.627264)
     assert one.cost == pytest.approx(math.ceil(one.needed.pairs) * 0.54)
     assert three.cost == pytest.approx(math.ceil(three.needed.pairs) * 1.54)
     assert one.cost < three.cost
     dear = overlap_plans(
-        found, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgment=0.1, price_per_response=5
+        actual, (1, 3), measured_overlap=1, annotator_accuracy=0.8, price_per_judgment=0.1, price_per_response=5
     )
     assert dear[1].cost < dear[0].cost, "where completions are dear, judging each more often is cheaper"
     with pytest.raises(ConfigError, match="no more than a coin"):
         overlap_plans(
-            found, (1,), measured_overlap=1, annotator_accuracy=0.5, price_per_judgment=1, price_per_response=1
+            actual, (1,), measured_overlap=1, annotator_accuracy=0.5, price_per_judgment=1, price_per_response=1
         )

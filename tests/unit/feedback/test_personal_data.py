@@ -81,8 +81,8 @@ def test_an_import_is_refused_with_counts_and_places_and_without_values(tmp_path
 
 def test_masking_reaches_prompts_completions_and_comments(tmp_path):
     rules = TraceRules(personal_data="mask")
-    found = read_traces("open-webui", feedback(tmp_path / "f.json"), rules=rules, pseudonym=pseudonyms(b"k"))
-    (item,) = found.items
+    traces = read_traces("open-webui", feedback(tmp_path / "f.json"), rules=rules, pseudonym=pseudonyms(b"k"))
+    (item,) = traces.items
     assert item.task.prompt[0]["content"] == "Write to [email]."
     assert item.task.responses[0].text[0]["content"] == "The key [secret]."
     assert item.judgments[0].comment == "Or [phone]"

@@ -24,13 +24,13 @@ def test_costs_are_multiplied():
 def test_the_promised_power_is_there_with_annotators_who_err(overlap):
     # every judgment is drawn by itself: 75 % of them right, the majority is the label
     n = prompts_for_win_rate(0.05, label_accuracy=majority_accuracy(0.75, overlap))
-    rng, found = np.random.default_rng(3), 0
+    rng, actual = np.random.default_rng(3), 0
     for _ in range(1200):
         first_is_better = rng.random(n) < 0.55
         votes = rng.binomial(overlap, np.where(first_is_better, 0.75, 0.25))
         mean = np.mean(votes > overlap / 2)
-        found += abs(mean - 0.5) > 1.95996 * math.sqrt(mean * (1 - mean) / n)
-    assert found / 1200 == pytest.approx(0.8, abs=0.04)
+        actual += abs(mean - 0.5) > 1.95996 * math.sqrt(mean * (1 - mean) / n)
+    assert actual / 1200 == pytest.approx(0.8, abs=0.04)
 
 
 def test_a_majority_of_three_by_hand():

@@ -49,16 +49,20 @@ def test_thumbs_edits_and_votes_become_rows_that_training_reads(send):
 
 def test_a_later_event_finds_its_texts_in_an_earlier_one(send):
     send("edit", "c1", prompt="q", completion="x", edited="y")
-    found = rows_of_events(send("thumbs", "c1", up=False))
-    assert (found.rows[1]["prompt"], found.rows[1]["completion"], found.rows[1]["label"]) == ("q", "x", False)
+    event_rows = rows_of_events(send("thumbs", "c1", up=False))
+    assert (event_rows.rows[1]["prompt"], event_rows.rows[1]["completion"], event_rows.rows[1]["label"]) == (
+        "q",
+        "x",
+        False,
+    )
 
 
 def test_the_last_thumb_of_a_user_counts(send):
     send("thumbs", "c1", prompt="q", completion="x", up=True, user="u")
     send("thumbs", "c1", prompt="q", completion="x", up=True, user="v")
-    found = rows_of_events(send("thumbs", "c1", prompt="q", completion="x", up=False, user="u"))
-    assert [(row["annotator_id"], row["label"]) for row in found.rows] == [("user:v", True), ("user:u", False)]
-    assert found.left_out == {"the same user thumbed that completion again": 1}
+    event_rows = rows_of_events(send("thumbs", "c1", prompt="q", completion="x", up=False, user="u"))
+    assert [(row["annotator_id"], row["label"]) for row in event_rows.rows] == [("user:v", True), ("user:u", False)]
+    assert event_rows.left_out == {"the same user thumbed that completion again": 1}
 
 
 def test_programs_make_their_ids_without_knowing_of_each_other(send):
@@ -66,9 +70,11 @@ def test_programs_make_their_ids_without_knowing_of_each_other(send):
         send("thumbs", "c1", program=name, prompt=f"q {name}", completion=f"x {name}", up=name == "one", user="u")
     for name in ("two", "one"):
         events = send("thumbs", "c1", program=name, up=True, user="v")
-    found = rows_of_events(events)
-    assert found.left_out == {}
-    told = [(row["program"], row["annotator_id"], row["prompt"], row["completion"], row["label"]) for row in found.rows]
+    event_rows = rows_of_events(events)
+    assert event_rows.left_out == {}
+    told = [
+        (row["program"], row["annotator_id"], row["prompt"], row["completion"], row["label"]) for row in event_rows.rows
+    ]
     assert told == [
         ("one", "user:one:u", "q one", "x one", True),
         ("two", "user:two:u", "q two", "x two", False),
@@ -92,13 +98,13 @@ def test_an_id_that_stands_for_several_texts_joins_nothing(send):
     send("edit", "c2", prompt="other", completion="z", edited="z?")
     send("thumbs", "c2", up=True)
     events = send("regenerate", "c3", prompt="q", completion="a", next_completion_id="c1")
-    found = rows_of_events(events, regenerate_probability=0.5)
-    assert [(row["id"], row.get("completion"), row.get("label")) for row in found.rows[:2]] == [
+    event_rows = rows_of_events(events, regenerate_probability=0.5)
+    assert [(row["id"], row.get("completion"), row.get("label")) for row in event_rows.rows[:2]] == [
         ("event-1", "x", True),
         ("event-2", "y", False),
     ]
-    assert [row["event"] for row in found.rows[2:]] == ["edit", "edit"]
-    assert found.left_out == {
+    assert [row["event"] for row in event_rows.rows[2:]] == ["edit", "edit"]
+    assert event_rows.left_out == {
         "its id stands for several completions": 2,
         "its id stands for several prompts": 1,
         "its id stands for several next completions": 1,
@@ -108,9 +114,9 @@ def test_an_id_that_stands_for_several_texts_joins_nothing(send):
 def test_what_lacks_a_text_is_counted_and_left_out(send):
     send("thumbs", "c1", up=True)
     send("thumbs", "c2", prompt="q", up=True)
-    found = rows_of_events(send("edit", "c3", prompt="q", completion="x", edited="x"))
-    assert found.rows == []
-    assert found.left_out == {"no prompt is known": 1, "no completion is known": 1, "the edit changed nothing": 1}
+    event_rows = rows_of_events(send("edit", "c3", prompt="q", completion="x", edited="x"))
+    assert event_rows.rows == []
+    assert event_rows.left_out == {"no prompt is known": 1, "no completion is known": 1, "the edit changed nothing": 1}
 
 
 def test_a_regeneration_is_worth_what_somebody_says_it_is(send):

@@ -28,7 +28,7 @@ def judged(people, *, num_items=200, seed=0):
 
 
 def review(people, **how):
-    return {found.annotator: found for found in AnnotatorQualityControl().review(judged(people, **how))}
+    return {quality.annotator: quality for quality in AnnotatorQualityControl().review(judged(people, **how))}
 
 
 PEOPLE = [
@@ -39,26 +39,26 @@ PEOPLE = [
 
 
 def test_who_is_right_is_qualified_and_who_guesses_is_not():
-    found = review([*PEOPLE, SimulatedAnnotator(name="spammer", is_spammer=True)])
-    assert found["careful"].qualified
-    assert found["fair"].qualified
-    assert found["spammer"].unqualified_because[0].startswith("agreement 0.")
-    assert any(reason.startswith("gold accuracy") for reason in found["spammer"].unqualified_because)
-    assert found["spammer"].too_quick_frac > 0.4 > 0.1 > found["careful"].too_quick_frac
-    assert found["careful"].seconds == pytest.approx(20, rel=0.2)
+    problems = review([*PEOPLE, SimulatedAnnotator(name="spammer", is_spammer=True)])
+    assert problems["careful"].qualified
+    assert problems["fair"].qualified
+    assert problems["spammer"].unqualified_because[0].startswith("agreement 0.")
+    assert any(reason.startswith("gold accuracy") for reason in problems["spammer"].unqualified_because)
+    assert problems["spammer"].too_quick_frac > 0.4 > 0.1 > problems["careful"].too_quick_frac
+    assert problems["careful"].seconds == pytest.approx(20, rel=0.2)
 
 
 def test_a_leaning_to_the_first_is_seen_and_a_careful_annotator_has_none():
-    found = review([*PEOPLE, SimulatedAnnotator(name="lazy", laziness=0.6)])
-    assert found["lazy"].leans_to_position
-    assert found["lazy"].first_frac.value > 0.7
-    assert not found["careful"].leans_to_position
+    problems = review([*PEOPLE, SimulatedAnnotator(name="lazy", laziness=0.6)])
+    assert problems["lazy"].leans_to_position
+    assert problems["lazy"].first_frac.value > 0.7
+    assert not problems["careful"].leans_to_position
 
 
 def test_a_leaning_to_length_is_seen():
-    found = review([*PEOPLE, SimulatedAnnotator(name="long", length_bias=2.0)])
-    assert found["long"].longer_frac.value == 1.0
-    assert found["careful"].longer_frac.value == pytest.approx(0.5, abs=0.1)
+    problems = review([*PEOPLE, SimulatedAnnotator(name="long", length_bias=2.0)])
+    assert problems["long"].longer_frac.value == 1.0
+    assert problems["careful"].longer_frac.value == pytest.approx(0.5, abs=0.1)
 
 
 def test_somebody_who_tires_drifts_downwards():
@@ -68,15 +68,15 @@ def test_somebody_who_tires_drifts_downwards():
         for v in verdicts
         if v.annotator == "careful"
     ]
-    found = {q.annotator: q for q in AnnotatorQualityControl().review([*verdicts, *tired])}
-    assert found["tired"].drift.high < 0
-    assert found["careful"].drift.low < 0 < found["careful"].drift.high
+    actual = {q.annotator: q for q in AnnotatorQualityControl().review([*verdicts, *tired])}
+    assert actual["tired"].drift.high < 0
+    assert actual["careful"].drift.low < 0 < actual["careful"].drift.high
 
 
 def test_the_drift_of_somebody_who_always_agrees_is_not_known_to_the_last_digit():
-    found = review([replace(PEOPLE[0], name=name) for name in ("one", "two")], num_items=40)["one"]
-    assert found.drift.value == 0
-    assert found.drift.low < -0.1 < 0.1 < found.drift.high, "twenty each: a share of 1 may be 0.84"
+    one = review([replace(PEOPLE[0], name=name) for name in ("one", "two")], num_items=40)["one"]
+    assert one.drift.value == 0
+    assert one.drift.low < -0.1 < 0.1 < one.drift.high, "twenty each: a share of 1 may be 0.84"
 
 
 def test_agreement_is_with_the_others_and_a_draw_counts_half():
@@ -84,10 +84,10 @@ def test_agreement_is_with_the_others_and_a_draw_counts_half():
         Verdict(item=0, annotator="x", value="a"), Verdict(item=0, annotator="y", value="a"),
         Verdict(item=0, annotator="z", value="b"), Verdict(item=1, annotator="x", value="b"),
     ]  # fmt: skip
-    found = {q.annotator: q for q in AnnotatorQualityControl(QualityRules(min_judgments=1)).review(verdicts)}
-    assert found["z"].agreement.value == 0
-    assert found["x"].agreement.value == 0.5, "y says a, z says b"
-    assert found["x"].agreement.n == 1, "nobody else judged item 1"
+    actual = {q.annotator: q for q in AnnotatorQualityControl(QualityRules(min_judgments=1)).review(verdicts)}
+    assert actual["z"].agreement.value == 0
+    assert actual["x"].agreement.value == 0.5, "y says a, z says b"
+    assert actual["x"].agreement.n == 1, "nobody else judged item 1"
 
 
 def test_what_was_not_measured_is_said_and_does_not_qualify():

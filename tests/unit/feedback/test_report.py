@@ -47,12 +47,12 @@ def small_store(tmp_path, tasks, answers, *, overlap=2):
 
 
 def test_a_careful_annotator_is_qualified_and_a_lazy_one_is_found_out(judged):
-    found = {quality.annotator: quality for quality in findings_of(judged, rules=RULES).annotators}
-    assert found["careful"].qualified
-    assert found["careful"].gold_accuracy.value == 1.0
-    assert not found["lazy"].qualified
-    assert found["lazy"].leans_to_position
-    assert found["lazy"].too_quick_frac > 0.2 > found["good"].too_quick_frac
+    actual = {quality.annotator: quality for quality in findings_of(judged, rules=RULES).annotators}
+    assert actual["careful"].qualified
+    assert actual["careful"].gold_accuracy.value == 1.0
+    assert not actual["lazy"].qualified
+    assert actual["lazy"].leans_to_position
+    assert actual["lazy"].too_quick_frac > 0.2 > actual["good"].too_quick_frac
 
 
 def test_coverage_counts_tasks_by_how_often_they_were_judged(tmp_path):
@@ -101,13 +101,13 @@ def test_grades_are_compared_in_their_order_and_annotators_by_the_side_they_take
     grades = {"ann": (2, 2, -1, -2), "bob": (1, 1, -2, -2)}
     answers = {who: {t.id: {"grade": g} for t, g in zip(tasks, given, strict=True)} for who, given in grades.items()}
     with small_store(tmp_path, tasks, answers) as store:
-        found = findings_of(store)
-        (agreement,) = found.agreement
+        findings = findings_of(store)
+        (agreement,) = findings.agreement
         assert agreement.question.is_ordered
         assert "order" in agreement.fleiss.reason
         assert agreement.same.value == 0.25
         assert agreement.alpha.value > 0.7, "one step apart, with the sides in common"
-        assert [quality.agreement.value for quality in found.annotators] == [1.0, 1.0]
+        assert [quality.agreement.value for quality in findings.annotators] == [1.0, 1.0]
 
 
 def test_a_ranking_is_taken_apart_into_pairs_and_stays_one_piece_of_evidence(tmp_path):
@@ -119,12 +119,12 @@ def test_a_ranking_is_taken_apart_into_pairs_and_stays_one_piece_of_evidence(tmp
     }
     with small_store(tmp_path, tasks, answers) as store:
         assert values_of("ranking", {"ranks": [2, 1, 2]}) == {(0, 1): "b", (0, 2): "tie", (1, 2): "a"}
-        found = findings_of(store)
-        (agreement,) = found.agreement
+        findings = findings_of(store)
+        (agreement,) = findings.agreement
         assert agreement.num_items == 9
         assert agreement.same.n == 3, "intervals rest on tasks"
         assert agreement.same.value == pytest.approx(1 / 3)
-        ann = found.annotators[0]
+        ann = findings.annotators[0]
         assert ann.num_judgments == 3
         assert ann.agreement.n == 3
         kept = {j.annotator: j for j in store.judgments() if j.task.id == "r0"}["ann"]
@@ -146,10 +146,10 @@ def test_each_dimension_of_a_rating_has_an_agreement_of_its_own(tmp_path):
     }
     answers = {who: {task.id: {"ratings": value} for task in tasks} for who, value in given.items()}
     with small_store(tmp_path, tasks, answers) as store:
-        found = {a.question.name: a for a in findings_of(store).agreement}
-        assert found.keys() == {"rating: helpfulness", "rating: accuracy"}
-        assert found["rating: helpfulness"].alpha.value > 0.5 > 0 > found["rating: accuracy"].alpha.value
-        worst = found["rating: accuracy"].divided[0]
+        actual = {a.question.name: a for a in findings_of(store).agreement}
+        assert actual.keys() == {"rating: helpfulness", "rating: accuracy"}
+        assert actual["rating: helpfulness"].alpha.value > 0.5 > 0 > actual["rating: accuracy"].alpha.value
+        worst = actual["rating: accuracy"].divided[0]
         assert worst.answers == {"ann": 5, "bob": 1} or worst.answers == {"ann": 1, "bob": 5}
         assert worst.disagreement == 1.0
         quality = findings_of(store).annotators[0]
@@ -168,11 +168,11 @@ def test_two_annotators_are_compared_by_what_they_share(judged):
 
 def test_what_could_not_be_measured_is_said_and_never_zero(tmp_path):
     with small_store(tmp_path, [pair_task("x")], {"ann": {"x": {"preference": "a"}}}) as store:
-        found = report_json(store)
-        (agreement,) = found["agreement"]
+        document = report_json(store)
+        (agreement,) = document["agreement"]
         assert agreement["krippendorff_alpha"]["value"] is None
         assert agreement["krippendorff_alpha"]["reason"] == "no item was judged by two annotators"
-        assert found["annotators"][0]["median_seconds"] is None
+        assert document["annotators"][0]["median_seconds"] is None
         text = report_text(store)
         assert "No task was judged by two people" in text
         assert "No gold item was judged, so nobody can be qualified; mix in items whose right answer is known." in text
@@ -227,11 +227,11 @@ def test_an_empty_store_has_a_report(tmp_path):
 
 
 def test_json_holds_no_nan_and_says_what_the_text_says(judged):
-    found = json.loads(json.dumps(report_json(judged), allow_nan=False))
+    document = json.loads(json.dumps(report_json(judged), allow_nan=False))
     text = report_text(judged)
-    alpha = found["agreement"][0]["krippendorff_alpha"]
+    alpha = document["agreement"][0]["krippendorff_alpha"]
     assert f"{alpha['value']:.2f} [{alpha['low']:.2f}, {alpha['high']:.2f}]" in text
-    lazy = next(row for row in found["annotators"] if row["annotator"] == "lazy")
+    lazy = next(row for row in document["annotators"] if row["annotator"] == "lazy")
     assert not lazy["qualified"]
     for reason in lazy["unqualified_because"]:
         assert reason in text
@@ -285,9 +285,9 @@ def test_what_everybody_skipped_is_reported(tmp_path):
 
 
 def test_names_can_not_steer_the_terminal(judged):
-    found = findings_of(judged, resamples=20)
-    nasty = replace(found.annotators[0], annotator="ann\x1b[2J\u202e")
-    text = in_words(replace(found, annotators=[nasty]))
+    findings = findings_of(judged, resamples=20)
+    nasty = replace(findings.annotators[0], annotator="ann\x1b[2J\u202e")
+    text = in_words(replace(findings, annotators=[nasty]))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "ann\\x1b[2J\\u202e" in text
@@ -296,8 +296,8 @@ def test_names_can_not_steer_the_terminal(judged):
 def test_a_question_has_the_whole_scale_though_nobody_used_it_all(judged):
     answers = [answer for answer in answers_of(judged.judgments()) if answer.judgment.task.gold is None]
     assert {answer.value for answer in answers} == {"a", "b"}
-    found = question_agreement(question_of("pairwise", ()), answers, seed=0, resamples=50)
-    assert found.question.scale == ("a", "tie", "b")
+    agreement = question_agreement(question_of("pairwise", ()), answers, seed=0, resamples=50)
+    assert agreement.question.scale == ("a", "tie", "b")
 
 
 def test_the_number_of_pairs_is_bounded(judged, monkeypatch):

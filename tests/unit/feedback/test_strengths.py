@@ -27,12 +27,12 @@ def judged_by_a_crowd(seed, *, prompts, overlap, new_wins=0.5):
 @pytest.mark.parametrize("seed", range(4))
 def test_of_models_that_are_equally_good_the_careful_are_told_from_the_careless(seed):
     # by the ranking of the models alone nobody can be told from anybody: it gave all of them the prior, 0.875
-    found = crowd_bradley_terry(list(judged_by_a_crowd(seed, prompts=150, overlap=3)), with_intervals=True)
-    known = found.reliability_intervals
+    strengths = crowd_bradley_terry(list(judged_by_a_crowd(seed, prompts=150, overlap=3)), with_intervals=True)
+    known = strengths.reliability_intervals
     assert min(known[f"good-{n}"].low for n in range(3)) > 0.8
     assert known["careless"].high < min(known[f"good-{n}"].low for n in range(3))
-    assert found.reliability["spammer"] < found.reliability["careless"] < 0.8
-    assert abs(found.strengths["new"]) < 0.4
+    assert strengths.reliability["spammer"] < strengths.reliability["careless"] < 0.8
+    assert abs(strengths.strengths["new"]) < 0.4
 
 
 @pytest.mark.parametrize("new_wins", [0.5, 0.7])
@@ -40,20 +40,20 @@ def test_intervals_of_reliabilities_hold_the_truth(new_wins):
     held = []
     for seed in range(30):
         said = list(judged_by_a_crowd(seed, prompts=80, overlap=3, new_wins=new_wins))
-        for who, found in crowd_bradley_terry(said, with_intervals=True).reliability_intervals.items():
-            if found.measured:
-                held.append(found.low <= RIGHT[who] <= found.high)
+        for who, actual in crowd_bradley_terry(said, with_intervals=True).reliability_intervals.items():
+            if actual.measured:
+                held.append(actual.low <= RIGHT[who] <= actual.high)
     assert len(held) > 140
     assert np.mean(held) > 0.88, "the standard error is 0.02"
 
 
 def test_what_only_the_prior_says_of_a_reliability_is_not_called_measured():
     once = crowd_bradley_terry(list(judged_by_a_crowd(0, prompts=300, overlap=1)), with_intervals=True)
-    assert all(not found.measured for found in once.reliability_intervals.values())
+    assert all(not actual.measured for actual in once.reliability_intervals.values())
     assert "let several people judge the same prompts" in once.reliability_intervals["careless"].reason
     assert once.reliability["spammer"] > 0.8, "and so it must not be shown"
     few = crowd_bradley_terry(list(judged_by_a_crowd(0, prompts=8, overlap=3)), with_intervals=True)
-    assert all(not found.measured for found in few.reliability_intervals.values())
+    assert all(not actual.measured for actual in few.reliability_intervals.values())
     assert crowd_bradley_terry(list(judged_by_a_crowd(0, prompts=8, overlap=3))).reliability_intervals == {}
 
 
@@ -114,17 +114,17 @@ def comparisons(seed):
 
 
 def test_strengths_and_reliabilities_are_found_together():
-    found = crowd_bradley_terry(list(comparisons(1)), prior=0.01)
-    assert sum(found.strengths.values()) == pytest.approx(0, abs=1e-9)
-    assert found.strengths["x"] > 0.6 > found.strengths["y"] > -0.6 > found.strengths["z"]
-    assert found.reliability["good"] > found.reliability["fair"] > found.reliability["random"]
-    assert found.reliability["random"] == pytest.approx(0.5, abs=0.1)
-    assert found.win_probability("x", "z") > 0.8
+    strengths = crowd_bradley_terry(list(comparisons(1)), prior=0.01)
+    assert sum(strengths.strengths.values()) == pytest.approx(0, abs=1e-9)
+    assert strengths.strengths["x"] > 0.6 > strengths.strengths["y"] > -0.6 > strengths.strengths["z"]
+    assert strengths.reliability["good"] > strengths.reliability["fair"] > strengths.reliability["random"]
+    assert strengths.reliability["random"] == pytest.approx(0.5, abs=0.1)
+    assert strengths.win_probability("x", "z") > 0.8
 
 
 def test_an_unbeaten_competitor_stays_finite_and_ties_pull_together():
-    found = crowd_bradley_terry([Comparison("ann", "x", "y") for _ in range(50)])
-    assert 0 < found.strengths["x"] < 10
+    strengths = crowd_bradley_terry([Comparison("ann", "x", "y") for _ in range(50)])
+    assert 0 < strengths.strengths["x"] < 10
     tied = crowd_bradley_terry([Comparison("ann", "x", "y", is_tie=True) for _ in range(50)])
     assert tied.strengths["x"] == pytest.approx(0, abs=1e-6)
 

@@ -79,9 +79,9 @@ def test_several_samples_are_ranked_or_compared_two_by_two():
 
 def test_a_model_that_says_the_same_twice_gives_no_question():
     rows = [{"prompt": "q", "completion": "x"}] * 2 + [{"prompt": "r", "completion": text} for text in "xxy"]
-    found = read_items(rows, kind="pairwise")
-    assert [[r.text for r in item.task.responses] for item in found.items] == [["x", "y"]]  # of both, one
-    assert [(bad.where, bad.reason) for bad in found.left_out] == [
+    source = read_items(rows, kind="pairwise")
+    assert [[r.text for r in item.task.responses] for item in source.items] == [["x", "y"]]  # of both, one
+    assert [(bad.where, bad.reason) for bad in source.left_out] == [
         ("row 1", "both completions say the same, so there is nothing to judge.")
     ]
 
@@ -141,8 +141,8 @@ def test_a_row_that_can_not_be_asked_says_which_and_why(row, how, words):
         read_items([row], **how)
     good = {"prompt": "good", "completion": "x", "label": True}
     if not how:
-        found = read_items([row, good], on_bad_row="skip")
-        assert ([item.task.prompt for item in found.items], len(found.left_out)) == (["good"], 1)
+        source = read_items([row, good], on_bad_row="skip")
+        assert ([item.task.prompt for item in source.items], len(source.left_out)) == (["good"], 1)
 
 
 @pytest.mark.parametrize("priority", ["inf", "nan"])

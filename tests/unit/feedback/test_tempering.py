@@ -36,26 +36,26 @@ def surprise(consensus, truth):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crowd_that_stumbles_over_the_same_items_is_tempered_towards_the_truth(seed):
     truth, labels = judged(seed, num_items=200, overlap=20, hard_frac=0.4)
-    found, tempering = tempered_dawid_skene(labels, **BELIEF)
+    actual, tempering = tempered_dawid_skene(labels, **BELIEF)
     assert tempering.correlation > 0.1
     assert tempering.after < tempering.before
-    assert surprise(found, truth) < surprise(dawid_skene(labels, **BELIEF), truth) - 0.2
+    assert surprise(actual, truth) < surprise(dawid_skene(labels, **BELIEF), truth) - 0.2
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crowd_that_errs_independently_keeps_its_probabilities(seed):
     truth, labels = judged(seed, num_items=300, overlap=5, hard_frac=0.0)
-    found, tempering = tempered_dawid_skene(labels, **BELIEF)
+    actual, tempering = tempered_dawid_skene(labels, **BELIEF)
     assert tempering.correlation < 0.1
-    assert surprise(found, truth) < surprise(dawid_skene(labels, **BELIEF), truth) + 0.02
+    assert surprise(actual, truth) < surprise(dawid_skene(labels, **BELIEF), truth) + 0.02
     assert tempering.num_held_out == 1500
 
 
 @pytest.mark.parametrize(("num_items", "overlap"), [(MIN_ITEMS - 1, 5), (200, 2)])
 def test_what_too_few_judgments_can_not_check_is_left_as_it_was_and_said(num_items, overlap):
     _, labels = judged(0, num_items=num_items, overlap=overlap, hard_frac=0.5)
-    found, tempering = tempered_dawid_skene(labels, **BELIEF)
-    assert (found.probabilities == dawid_skene(labels, **BELIEF).probabilities).all()
+    actual, tempering = tempered_dawid_skene(labels, **BELIEF)
+    assert (actual.probabilities == dawid_skene(labels, **BELIEF).probabilities).all()
     assert tempering.reason
     assert "not checked" in str(tempering)
     assert tempering.to_dict()["correlation"] is None

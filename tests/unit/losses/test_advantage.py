@@ -226,8 +226,8 @@ def test_sequences_with_their_own_lambda_cannot_reach_each_other():
 
 def test_the_adaptive_lambda_by_hand():
     # 1 - 1 / (0.05 * 40), ... 1000; at 20 it is 0 and below that it stays there, where the formula would be negative
-    found = length_adaptive_lambda(torch.tensor([40, 1000, 20, 3, 1]))
-    torch.testing.assert_close(found, double(0.5, 0.98, 0, 0, 0))
+    actual = length_adaptive_lambda(torch.tensor([40, 1000, 20, 3, 1]))
+    torch.testing.assert_close(actual, double(0.5, 0.98, 0, 0, 0))
 
 
 @PATIENT

@@ -30,11 +30,11 @@ def test_each_weighs_a_token_of_a_long_completion_in_its_own_way(how: str, weigh
 
 def test_all_agree_where_every_completion_has_the_constant_length():
     losses, score_seq = double(1, 2, 3, 4), torch.tensor([0, 0, 1, 1])
-    found = {
+    actual = {
         how: aggregate(losses, score_seq, how=how, num_tokens=4, num_sequences=2, constant=2).item()
         for how in AGGREGATIONS
     }
-    assert found == dict.fromkeys(AGGREGATIONS, 2.5)
+    assert actual == dict.fromkeys(AGGREGATIONS, 2.5)
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)

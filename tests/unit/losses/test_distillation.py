@@ -33,16 +33,16 @@ def test_two_coins_by_hand():
     # teacher (3/4, 1/4), student (1/4, 3/4), mixture of halves (1/2, 1/2): KL of either to it is
     # 3/4 log(3/2) + 1/4 log(1/2) = 0.130812; KL of one to the other is 1/2 log 3 = 0.549306
     teacher, student = double(0.75, 0.25).log(), double(0.25, 0.75).log()
-    found = [generalized_jsd(student, teacher, beta=beta).item() for beta in (0, 0.5, 1)]
-    assert found == pytest.approx([0.5493061443340549, 0.1308120359, 0.5493061443340549], rel=1e-9)
+    divergences = [generalized_jsd(student, teacher, beta=beta).item() for beta in (0, 0.5, 1)]
+    assert divergences == pytest.approx([0.5493061443340549, 0.1308120359, 0.5493061443340549], rel=1e-9)
 
 
 def test_a_quarter_by_hand():
     # teacher certain of token 0, student even; mixture 1/4 (1, 0) + 3/4 (1/2, 1/2) = (5/8, 3/8)
     # 1/4 log(8/5) + 3/4 (1/2 log(4/5) + 1/2 log(4/3))
     expected = 0.25 * math.log(1.6) + 0.375 * (math.log(0.8) + math.log(4 / 3))
-    found = generalized_jsd(double(0, 0), double(0, -math.inf), beta=0.25)
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    divergence = generalized_jsd(double(0, 0), double(0, -math.inf), beta=0.25)
+    assert divergence.item() == pytest.approx(expected, rel=1e-12)
 
 
 @PATIENT
@@ -127,9 +127,9 @@ def test_logits_of_a_thousand_stay_finite_in_float32(beta: float):
 def test_half_precision_is_measured_in_single():
     student, teacher = _logits(0, 2, 3, 50)
     exact = generalized_jsd(student.bfloat16().double(), teacher.bfloat16().double(), beta=0.5)
-    found = generalized_jsd(student.bfloat16(), teacher.bfloat16(), beta=0.5)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-7)
+    divergence = generalized_jsd(student.bfloat16(), teacher.bfloat16(), beta=0.5)
+    assert divergence.dtype == torch.float32
+    torch.testing.assert_close(divergence.double(), exact, rtol=1e-5, atol=1e-7)
 
 
 def _heads() -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,8 +36,8 @@ OLD = SAMPLING + double(8, 0.5, 0.5, 0.5).log()
     ],
 )
 def test_weights_by_hand_with_bounds_of_three_fifths_and_three(level: str, bound: str, expected: list[float]):
-    found = importance_weights(OLD, SAMPLING, SEQ, level=level, bound=bound, low=0.6, high=3.0)
-    torch.testing.assert_close(found.weights, double(*expected))
+    weights = importance_weights(OLD, SAMPLING, SEQ, level=level, bound=bound, low=0.6, high=3.0)
+    torch.testing.assert_close(weights.weights, double(*expected))
 
 
 @BOUNDS
@@ -49,18 +49,18 @@ def test_counts_and_sums_by_hand_tell_what_was_there_before_the_bounds(
     bound: str, level: str, units: int, too_low: int, too_high: int, ratio_sum: float, ratio_max: float
 ):
     # sequence 1 has no token: it is no unit, and its ratio of exp(0) must not flatter the mean
-    found = importance_weights(OLD, SAMPLING, SEQ, level=level, bound=bound, low=0.6, high=3.0)
-    assert [x.item() for x in found[1:4]] == [units, too_low, too_high]
-    assert [x.item() for x in found[4:]] == pytest.approx([ratio_sum, ratio_max])
+    weights = importance_weights(OLD, SAMPLING, SEQ, level=level, bound=bound, low=0.6, high=3.0)
+    assert [x.item() for x in weights[1:4]] == [units, too_low, too_high]
+    assert [x.item() for x in weights[4:]] == pytest.approx([ratio_sum, ratio_max])
 
 
 @LEVELS
 @BOUNDS
 def test_a_sampler_that_agrees_changes_nothing(level: str, bound: str):
-    found = importance_weights(OLD, OLD, SEQ, level=level, bound=bound, low=1.0, high=1.0)
-    assert torch.equal(found.weights, torch.ones(4, dtype=torch.float64))
-    assert found.num_too_low == found.num_too_high == 0
-    assert found.ratio_sum == found.num_units
+    weights = importance_weights(OLD, OLD, SEQ, level=level, bound=bound, low=1.0, high=1.0)
+    assert torch.equal(weights.weights, torch.ones(4, dtype=torch.float64))
+    assert weights.num_too_low == weights.num_too_high == 0
+    assert weights.ratio_sum == weights.num_units
 
 
 def test_without_bounds_the_weights_make_the_samplers_mean_the_policys():
@@ -77,12 +77,12 @@ def test_without_bounds_the_weights_make_the_samplers_mean_the_policys():
 @given(st.lists(st.floats(-200, 200), min_size=1, max_size=8))
 def test_weights_are_finite_and_inside_their_bounds(level: str, bound: str, log_ratios: list[float]):
     old = torch.tensor(log_ratios)
-    found = importance_weights(
+    weights = importance_weights(
         old, torch.zeros_like(old), torch.arange(len(old)) // 3, level=level, bound=bound, low=0.5
     )
-    inside = (found.weights >= 0.5) & (found.weights <= 2)
-    assert (inside | (found.weights == 0) if bound == "mask" else inside).all()
-    assert found.ratio_sum.isfinite()
+    inside = (weights.weights >= 0.5) & (weights.weights <= 2)
+    assert (inside | (weights.weights == 0) if bound == "mask" else inside).all()
+    assert weights.ratio_sum.isfinite()
 
 
 @LEVELS
@@ -98,8 +98,10 @@ def test_counts_of_two_parts_add_up_to_those_of_the_whole(level: str, bound: str
 
 
 def test_the_largest_ratio_is_cut_before_it_overflows():
-    found = importance_weights(torch.tensor([100.0]), torch.zeros(1), torch.zeros(1, dtype=torch.int64), high=math.inf)
-    assert found.weights.item() == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-6)
+    weights = importance_weights(
+        torch.tensor([100.0]), torch.zeros(1), torch.zeros(1, dtype=torch.int64), high=math.inf
+    )
+    assert weights.weights.item() == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-6)
 
 
 def test_weights_are_constants_of_the_loss():
@@ -108,10 +110,10 @@ def test_weights_are_constants_of_the_loss():
 
 def test_no_tokens_are_no_measurement():
     for level in IMPORTANCE_LEVELS:
-        found = importance_weights(double(), double(), SEQ[:0], level=level)
-        assert found.weights.shape == (0,)
-        assert found.num_units == 0
-        assert found.ratio_max.isnan()
+        weights = importance_weights(double(), double(), SEQ[:0], level=level)
+        assert weights.weights.shape == (0,)
+        assert weights.num_units == 0
+        assert weights.ratio_max.isnan()
 
 
 def test_masked_tokens_and_unscored_ones_do_not_reach_the_loss():

@@ -28,7 +28,7 @@ def policies() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_token_twice_as_likely_by_hand():
     # d = log 2: k1 log 2; k2 (log 2)^2 / 2; k3 1/2 - 1 + log 2
-    found = {name: f(double(0.5).log(), double(0.25).log()).item() for name, f in KL_ESTIMATORS.items()}
+    actual = {name: f(double(0.5).log(), double(0.25).log()).item() for name, f in KL_ESTIMATORS.items()}
     expected = {
         "k1": 0.6931471805599453,
         "k2": 0.2402265069591007,
@@ -36,7 +36,7 @@ def test_a_token_twice_as_likely_by_hand():
         "abs": 0.6931471805599453,
         "mse": 0.2402265069591007,
     }
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_sign_of_k1_tells_who_is_more_sure():
@@ -145,8 +145,8 @@ def test_two_micro_batches_equal_one(estimator):
 
 def test_exact_divergence_of_a_coin_by_hand():
     # fair against 1:3: (log 2 + log(2/3)) / 2
-    found = exact_kl(double(0.5, 0.5).log(), double(0.25, 0.75).log())
-    torch.testing.assert_close(found, torch.tensor(0.14384103622589045, dtype=torch.float64))
+    actual = exact_kl(double(0.5, 0.5).log(), double(0.25, 0.75).log())
+    torch.testing.assert_close(actual, torch.tensor(0.14384103622589045, dtype=torch.float64))
 
 
 def test_exact_divergence_does_not_see_the_scale_of_unnormalized_logits(policies):

@@ -231,9 +231,9 @@ def test_sapo_fades_as_the_ratio_grows_and_fades_sooner_for_bad_tokens(ratio: fl
 def test_every_surrogate_is_finite_at_log_ratios_of_a_hundred(loss):
     # TRL: infinite losses, and NaN gradients for SAPO
     logprobs = torch.tensor([100.0, 100.0, -100.0, -100.0, 100.0]).requires_grad_()
-    found = loss(logprobs, torch.zeros(5), torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0]))
-    assert found.isfinite().all()
-    assert gradient(found, logprobs)[0].isfinite().all()
+    actual = loss(logprobs, torch.zeros(5), torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0]))
+    assert actual.isfinite().all()
+    assert gradient(actual, logprobs)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("loss", [_plain, sapo_loss])

@@ -64,20 +64,20 @@ def flat(solutions):
 @settings(deadline=None)
 @given(STEPS)
 def test_product_is_below_min_is_below_mean_and_none_is_above_one(solutions):
-    found = {how: aggregate_steps(*flat(solutions), len(solutions), how=how) for how in STEP_AGGREGATIONS}
+    aggregated = {how: aggregate_steps(*flat(solutions), len(solutions), how=how) for how in STEP_AGGREGATIONS}
     slack = 1e-12
-    assert (found["product"] <= found["min"] + slack).all()
-    assert (found["min"] <= found["mean"] + slack).all()
-    assert (found["min"] <= found["last"]).all()
-    assert all((value <= slack).all() for value in found.values())
+    assert (aggregated["product"] <= aggregated["min"] + slack).all()
+    assert (aggregated["min"] <= aggregated["mean"] + slack).all()
+    assert (aggregated["min"] <= aggregated["last"]).all()
+    assert all((value <= slack).all() for value in aggregated.values())
 
 
 @ALL
 @settings(deadline=None)
 @given(st.floats(-30, 30))
 def test_a_solution_of_one_step_is_as_good_as_its_step(how, score):
-    found = aggregate_steps(double(score), torch.tensor([0]), 1, how=how).exp()
-    torch.testing.assert_close(found, double(score).sigmoid())
+    actual = aggregate_steps(double(score), torch.tensor([0]), 1, how=how).exp()
+    torch.testing.assert_close(actual, double(score).sigmoid())
 
 
 @ALL
@@ -92,11 +92,11 @@ def test_solutions_side_by_side_are_solutions_apart(how, solutions):
 @settings(deadline=None)
 @given(st.permutations([-2.0, -0.5, 0.3, 1.7, 4.0]))
 def test_the_order_of_steps_matters_to_the_last_only(steps):
-    found = {how: aggregate_steps(*flat([steps]), 1, how=how) for how in STEP_AGGREGATIONS}
+    aggregated = {how: aggregate_steps(*flat([steps]), 1, how=how) for how in STEP_AGGREGATIONS}
     before = {how: aggregate_steps(*flat([sorted(steps)]), 1, how=how) for how in STEP_AGGREGATIONS}
     for how in ("min", "product", "mean"):
-        torch.testing.assert_close(found[how], before[how])
-    assert (found["last"] == before["last"]).item() == (steps[-1] == 4.0)
+        torch.testing.assert_close(aggregated[how], before[how])
+    assert (aggregated["last"] == before["last"]).item() == (steps[-1] == 4.0)
 
 
 def test_where_the_gradient_of_an_aggregation_goes():
@@ -113,8 +113,8 @@ def test_where_the_gradient_of_an_aggregation_goes():
 def test_outcome_pairs_by_hand(how: str):
     # probabilities 3/4 against 1/4 of solutions of one step: the better one wins with 3/4 / (3/4 + 1/4)
     scores = double(math.log(3), -math.log(3))
-    found = pairwise_outcome_loss(scores, torch.tensor([0, 1]), 2, how=how)
-    torch.testing.assert_close((-found).exp(), double(3 / 4))
+    loss = pairwise_outcome_loss(scores, torch.tensor([0, 1]), 2, how=how)
+    torch.testing.assert_close((-loss).exp(), double(3 / 4))
 
 
 def test_outcomes_teach_the_steps_of_both_solutions():
@@ -142,9 +142,9 @@ def test_gradients_are_those_of_finite_differences(how: str):
 @ALL
 def test_steps_of_ten_thousand_stay_finite(how: str):
     scores = torch.tensor([1e4, -1e4, -1e4, 1e4, 0.0]).requires_grad_()
-    found = aggregate_steps(scores, torch.tensor([0, 0, 1, 1, 1]), 2, how=how)
-    assert found.isfinite().all()
-    assert gradient(found, scores)[0].isfinite().all()
+    aggregated = aggregate_steps(scores, torch.tensor([0, 0, 1, 1, 1]), 2, how=how)
+    assert aggregated.isfinite().all()
+    assert gradient(aggregated, scores)[0].isfinite().all()
 
 
 def test_steps_after_the_first_wrong_one_are_left_out():

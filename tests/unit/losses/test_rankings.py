@@ -62,8 +62,8 @@ def test_two_completions_are_bradley_and_terrys_pair(pairs):
     scores = torch.tensor(pairs, dtype=torch.float64)
     ranking = torch.arange(len(pairs)).repeat_interleave(2)
     ranks = torch.tensor([1, 2]).repeat(len(pairs))
-    found = plackett_luce_loss(scores.flatten(), ranks, ranking, len(pairs))
-    torch.testing.assert_close(found, bradley_terry_loss(scores[:, 0], scores[:, 1]), rtol=1e-12, atol=0)
+    loss = plackett_luce_loss(scores.flatten(), ranks, ranking, len(pairs))
+    torch.testing.assert_close(loss, bradley_terry_loss(scores[:, 0], scores[:, 1]), rtol=1e-12, atol=0)
 
 
 RANKED = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.floats(-9, 9)), min_size=1, max_size=9)

@@ -113,10 +113,10 @@ def fisher_of(rows: list[tuple[float, float]]) -> DiagonalFisher:
 
 def test_information_by_hand_is_the_mean_of_each_rows_square():
     # residuals -2, 1, -1: slope gradients -2, 2, 3 and offset gradients -2, 1, -1
-    found = fisher_of(ROWS).mean()
-    torch.testing.assert_close(found["slope"], double(17 / 3))
-    torch.testing.assert_close(found["offset"], double(2))
-    assert found["unused"].tolist() == [0, 0]
+    mean = fisher_of(ROWS).mean()
+    torch.testing.assert_close(mean["slope"], double(17 / 3))
+    torch.testing.assert_close(mean["offset"], double(2))
+    assert mean["unused"].tolist() == [0, 0]
 
 
 def test_a_batch_whose_gradients_cancel_still_holds_information():

@@ -95,11 +95,11 @@ def test_reverse_sums_run_inside_each_segment(lengths: list[int], discount: floa
     out = segment_cumsum_reverse(values, segment, discount=discount)
     for number in range(len(lengths)):
         expected = 0.0
-        for value, found in zip(
+        for value, actual in zip(
             values[segment == number].tolist()[::-1], out[segment == number].tolist()[::-1], strict=True
         ):
             expected = value + discount * expected
-            assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+            assert actual == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_reverse_sums_leave_their_input_alone_and_carry_no_gradient():

@@ -34,21 +34,21 @@ MODELS = pytest.mark.parametrize(
 
 def test_rao_and_kupper_by_hand():
     # strengths 6 and 1, theta 2: wins 6 / (6 + 2), loses 1 / (1 + 12), ties what is left
-    found = rao_kupper_logprobs(double(math.log(6)), double(0), threshold=LOG2).exp()
-    torch.testing.assert_close(found, double(3 / 4, 1 - 3 / 4 - 1 / 13, 1 / 13)[None])
+    actual = rao_kupper_logprobs(double(math.log(6)), double(0), threshold=LOG2).exp()
+    torch.testing.assert_close(actual, double(3 / 4, 1 - 3 / 4 - 1 / 13, 1 / 13)[None])
 
 
 def test_davidson_by_hand():
     # strengths 4 and 1, nu 1.5: 4 to 1.5 * sqrt(4) to 1, of 8
-    found = davidson_logprobs(double(math.log(4)), double(0), tie_weight=1.5).exp()
-    torch.testing.assert_close(found, double(4 / 8, 3 / 8, 1 / 8)[None])
+    actual = davidson_logprobs(double(math.log(4)), double(0), tie_weight=1.5).exp()
+    torch.testing.assert_close(actual, double(4 / 8, 3 / 8, 1 / 8)[None])
 
 
 def test_a_scale_of_five_steps_by_hand():
     # equal scores, margins log 2 and log 3: sigmoid(-log 3) = 1/4; sigmoid(-log 2) - 1/4 = 1/12; 1 - 2 * 1/3 = 1/3
     zero = double(0, 0, 0)
-    found = graded_loss(zero, zero, torch.tensor([2, 1, 0]), margins=double(LOG2, LOG3))
-    torch.testing.assert_close((-found).exp(), double(1 / 4, 1 / 12, 1 / 3))
+    actual = graded_loss(zero, zero, torch.tensor([2, 1, 0]), margins=double(LOG2, LOG3))
+    torch.testing.assert_close((-actual).exp(), double(1 / 4, 1 / 12, 1 / 3))
 
 
 LEADS = st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=1, max_size=5)
@@ -59,10 +59,10 @@ LEADS = st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=1, 
 @given(pairs=LEADS)
 def test_win_tie_and_loss_have_probability_one_and_swap_with_the_pair(logprobs_of, pairs):
     first, second = torch.tensor(pairs, dtype=torch.float64).T
-    found = logprobs_of(first, second)
-    torch.testing.assert_close(found.exp().sum(1), torch.ones(len(pairs), dtype=torch.float64))
-    torch.testing.assert_close(logprobs_of(second, first), found.flip(1))
-    torch.testing.assert_close(logprobs_of(first + 7, second + 7), found)
+    actual = logprobs_of(first, second)
+    torch.testing.assert_close(actual.exp().sum(1), torch.ones(len(pairs), dtype=torch.float64))
+    torch.testing.assert_close(logprobs_of(second, first), actual.flip(1))
+    torch.testing.assert_close(logprobs_of(first + 7, second + 7), actual)
 
 
 @settings(deadline=None)

@@ -24,32 +24,32 @@ def _positive_definite(size: int, seed: int = 0) -> torch.Tensor:
 
 def test_two_equations_by_hand():
     # 4x + y = 1, x + 3y = 2: x = 1/11, y = 7/11, in as many iterations as there are unknowns
-    found = conjugate_gradient(lambda v: double(4 * v[0] + v[1], v[0] + 3 * v[1]), double(1, 2), tolerance=1e-12)
-    torch.testing.assert_close(found.solution, double(1 / 11, 7 / 11))
-    assert found.num_iterations == 2
-    assert found.residual < 1e-12
+    solution = conjugate_gradient(lambda v: double(4 * v[0] + v[1], v[0] + 3 * v[1]), double(1, 2), tolerance=1e-12)
+    torch.testing.assert_close(solution.solution, double(1 / 11, 7 / 11))
+    assert solution.num_iterations == 2
+    assert solution.residual < 1e-12
 
 
 @PATIENT
 @given(st.integers(1, 8), st.integers(0, 999))
 def test_it_solves_what_is_positive_definite(size: int, seed: int):
     matrix, b = _positive_definite(size, seed), torch.arange(1.0, size + 1, dtype=torch.float64)
-    found = conjugate_gradient(lambda v: matrix @ v, b, max_iterations=50, tolerance=1e-12)
-    torch.testing.assert_close(matrix @ found.solution, b, rtol=1e-9, atol=1e-9)
+    solution = conjugate_gradient(lambda v: matrix @ v, b, max_iterations=50, tolerance=1e-12)
+    torch.testing.assert_close(matrix @ solution.solution, b, rtol=1e-9, atol=1e-9)
 
 
 def test_fewer_iterations_leave_a_residual_and_say_so():
     matrix, b = _positive_definite(30), torch.ones(30, dtype=torch.float64)
-    found = conjugate_gradient(lambda v: matrix @ v, b, max_iterations=5)
-    assert found.num_iterations == 5
-    assert found.residual == pytest.approx(((b - matrix @ found.solution).norm() / b.norm()).item(), rel=1e-6)
+    solution = conjugate_gradient(lambda v: matrix @ v, b, max_iterations=5)
+    assert solution.num_iterations == 5
+    assert solution.residual == pytest.approx(((b - matrix @ solution.solution).norm() / b.norm()).item(), rel=1e-6)
     # what it has is already an ascent direction
-    assert found.solution @ b > 0
+    assert solution.solution @ b > 0
 
 
 def test_nothing_to_solve_takes_no_product():
-    found = conjugate_gradient(lambda v: pytest.fail("asked for a product"), double(0, 0, 0))
-    assert (found.solution.tolist(), found.residual, found.num_iterations) == ([0, 0, 0], 0, 0)
+    solution = conjugate_gradient(lambda v: pytest.fail("asked for a product"), double(0, 0, 0))
+    assert (solution.solution.tolist(), solution.residual, solution.num_iterations) == ([0, 0, 0], 0, 0)
 
 
 @pytest.mark.parametrize(("matvec", "curvature"), [(lambda v: -v, "-5"), (lambda v: v * math.nan, "nan")])
@@ -91,8 +91,8 @@ class Quadratic:
 
 
 def test_a_step_that_keeps_its_promise_is_taken_whole():
-    found = line_search(Quadratic(0.1, 0.01), expected_improvement=1.0, max_kl=0.01)
-    assert found == (1.0, 0.9, 0.01, 1)
+    step = line_search(Quadratic(0.1, 0.01), expected_improvement=1.0, max_kl=0.01)
+    assert step == (1.0, 0.9, 0.01, 1)
 
 
 def test_a_step_is_halved_until_surrogate_and_kl_both_agree_by_hand():
@@ -107,10 +107,10 @@ def test_a_step_is_halved_until_surrogate_and_kl_both_agree_by_hand():
 @pytest.mark.parametrize("result", [(math.nan, 0.0), (1.0, math.nan), (-1.0, 0.0), (1.0, 1.0)])
 def test_where_no_try_is_good_enough_the_policy_stays(result: tuple[float, float]):
     asked: list[float] = []
-    found = line_search(
+    step = line_search(
         lambda fraction: asked.append(fraction) or result, expected_improvement=1.0, max_kl=0.01, max_tries=3
     )
-    assert found == (0.0, 0.0, 0.0, 3)
+    assert step == (0.0, 0.0, 0.0, 3)
     assert asked == [1.0, 0.5, 0.25]
 
 
@@ -183,10 +183,10 @@ def test_a_whole_update_improves_the_policy_and_keeps_the_kl(max_kl: float):
         moved = states @ (weights + fraction * step[:12].view(3, 4)) + bias + fraction * step[12:]
         return surrogate(moved).item() - before, exact_kl(old, moved).mean().item()
 
-    found = line_search(measured, expected_improvement=(gradient @ step).item(), max_kl=max_kl)
-    assert found.fraction > 0
-    assert found.improvement > 0
-    assert max_kl / 10 < found.kl <= max_kl
+    actual = line_search(measured, expected_improvement=(gradient @ step).item(), max_kl=max_kl)
+    assert actual.fraction > 0
+    assert actual.improvement > 0
+    assert max_kl / 10 < actual.kl <= max_kl
     # the natural direction buys more for the same KL than the plain gradient does
     scaled = gradient * math.sqrt(2 * max_kl / (gradient @ product(gradient)).item())
     assert gradient @ step > gradient @ scaled

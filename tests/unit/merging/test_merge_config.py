@@ -168,8 +168,8 @@ NUMBER = Parameter("t", "t", float)
     ],
 )
 def test_gradients_and_filters(setting, name, at, expected):
-    found = value_of(setting, NUMBER, name=name, at=at)
-    assert found == (None if expected is None else pytest.approx(expected))
+    actual = value_of(setting, NUMBER, name=name, at=at)
+    assert actual == (None if expected is None else pytest.approx(expected))
 
 
 def test_texts_and_switches_step_where_numbers_slide():

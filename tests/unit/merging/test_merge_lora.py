@@ -43,10 +43,10 @@ def merged_by_peft(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def parents(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("parents")
-    found = write_family(root, "llama", ("base", "a"))
-    found["lora1"] = write_adapter(found["base"], root / "lora1", 1)
-    found["lora2"] = write_adapter(found["base"], root / "lora2", 2, r=2, lora_alpha=8)
-    return found
+    family = write_family(root, "llama", ("base", "a"))
+    family["lora1"] = write_adapter(family["base"], root / "lora1", 1)
+    family["lora2"] = write_adapter(family["base"], root / "lora2", 2, r=2, lora_alpha=8)
+    return family
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -35,14 +35,16 @@ def random(seed: int, *shape: int) -> Tensor:
 def call(name: str, tensors: list[Tensor], base: Tensor | None, **settings: Any) -> Tensor:
     """A method of the table with its defaults, as the merger calls it."""
     method = method_named(name)
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for parameter in method.parameters.values():
         value = settings.pop(parameter.name, parameter.default)
-        found[parameter.keyword] = [value] * len(tensors) if parameter.each and not isinstance(value, list) else value
-    found |= {"notes": {}} if "notes" in method.given else {}
-    found |= {"seeds": settings.pop("seeds", list(range(len(tensors))))} if "seeds" in method.given else {}
+        arguments[parameter.keyword] = (
+            [value] * len(tensors) if parameter.each and not isinstance(value, list) else value
+        )
+    arguments |= {"notes": {}} if "notes" in method.given else {}
+    arguments |= {"seeds": settings.pop("seeds", list(range(len(tensors))))} if "seeds" in method.given else {}
     assert not settings
-    return method.function([tensor.clone() for tensor in tensors], base, **found)
+    return method.function([tensor.clone() for tensor in tensors], base, **arguments)
 
 
 def test_linear_is_the_weighted_mean():
@@ -161,10 +163,10 @@ def test_drop_keeps_a_share_and_makes_up_for_the_rest():
 def test_thresholds_of_whole_models_are_exact():
     parts = [[random(seed, 37), random(seed + 10, 37) * 100] for seed in range(4)]
     densities = [0.2, 0.7]
-    found = magnitude_thresholds(parts, densities)
+    thresholds = magnitude_thresholds(parts, densities)
     for place, density in enumerate(densities):
         everything = torch.cat([part[place] for part in parts]).abs().sort(descending=True).values
-        assert found[place] == float(everything[int(density * everything.numel()) - 1])
+        assert thresholds[place] == float(everything[int(density * everything.numel()) - 1])
 
 
 BASED = [name for name in METHODS if method_named(name).base == "required"]
@@ -253,8 +255,8 @@ def test_settings_are_read_from_the_signature():
     ) -> Tensor:
         return tensors[0]
 
-    found = MergeMethod(mine).parameters
-    assert {name: (p.kind, p.each, p.required) for name, p in found.items()} == {
+    parameters = MergeMethod(mine).parameters
+    assert {name: (p.kind, p.each, p.required) for name, p in parameters.items()} == {
         "weight": (float, True, True), "sharp": (bool, False, False), "lambda": (float, False, False),
     }  # fmt: skip
 

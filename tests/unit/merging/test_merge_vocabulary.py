@@ -20,10 +20,10 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 @pytest.fixture
 def parents(tmp_path) -> dict[str, Path]:
     """A base with letters; ``a`` with digits in place of the last six; ``b`` with the letters backwards."""
-    found = write_family(tmp_path, "llama", ("base", "a", "b"))
-    write_tokenizer(found["a"], [*LETTERS[:20], *"012345"])
-    write_tokenizer(found["b"], [*reversed(LETTERS)])
-    return found
+    family = write_family(tmp_path, "llama", ("base", "a", "b"))
+    write_tokenizer(family["a"], [*LETTERS[:20], *"012345"])
+    write_tokenizer(family["b"], [*reversed(LETTERS)])
+    return family
 
 
 def merged(parents: dict[str, Path], out: Path, **settings: Any) -> tuple[dict[str, torch.Tensor], dict[str, int]]:

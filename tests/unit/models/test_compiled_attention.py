@@ -174,15 +174,15 @@ def test_the_number_of_threads_changes_no_bit(dtype, monkeypatch):
     buckets, num_rows = tree_of([(70, 40, 3, 66, 20), (50, 20, 45), (9, 1)])
     tensors = [x.detach().to(dtype).requires_grad_() for x in inputs(num_rows, (6, 3, 32, 32))]
     before = torch.get_num_threads()
-    found = []
+    actual = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(taught(compiled_tree_attention, tensors, buckets))
+            actual.append(taught(compiled_tree_attention, tensors, buckets))
     finally:
         torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+    for others in actual[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(actual[0], others, strict=True))
 
 
 @pytest.mark.parametrize("broken", range(3), ids=["query", "key", "value"])
@@ -326,10 +326,10 @@ def test_it_may_be_used_first_where_nothing_is_differentiated_and_with_another_d
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.inference_mode():
-            found = compiled_tree_attention(*tensors, buckets, scaling=0.2)
+            actual = compiled_tree_attention(*tensors, buckets, scaling=0.2)
     finally:
         torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(found, tree_attention(*tensors, buckets, scaling=0.2))
+    torch.testing.assert_close(actual, tree_attention(*tensors, buckets, scaling=0.2))
 
 
 @pytest.mark.parametrize("kind", ["dpo", "reward", "grpo"])
@@ -338,15 +338,15 @@ def test_a_run_learns_the_same_with_it(kind, monkeypatch):
     monkeypatch.setattr(
         attention, "compiled_tree_attention", lambda *x, **y: calls.append(1) or compiled_tree_attention(*x, **y)
     )
-    found = []
+    actual = []
     for on, draw in ((False, None), (True, None), *((False, draw) for draw in range(DRAWS))):
         trainer = toy.build_trainer(kind, compiled=on)
         for part in toy.modules_of(trainer).values() if draw is not None else ():
             round_weights(part, draw)
         trainer.train()
-        found.append(toy.weights_of(trainer))
-        assert bool(calls) == (len(found) > 1)
-    off, on, *rounded = found
+        actual.append(toy.weights_of(trainer))
+        assert bool(calls) == (len(actual) > 1)
+    off, on, *rounded = actual
     assert toy.largest_difference(off, on) <= TIMES * max(toy.largest_difference(off, other) for other in rounded)
     moved = toy.largest_difference(off, toy.weights_of(toy.build_trainer(kind)))
     assert toy.largest_difference(off, on) < 0.1 * moved, "else the line above would say nothing"

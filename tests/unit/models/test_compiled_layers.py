@@ -104,10 +104,10 @@ def test_a_gate_is_its_formula(shape):
 
 def test_a_gate_is_right_from_end_to_end():
     g = torch.linspace(-200, 200, 40_001).double()
-    found, _, up = taught(compiled_gate, g.float(), torch.ones_like(g).float())
+    actual, _, up = taught(compiled_gate, g.float(), torch.ones_like(g).float())
     true, slope, _ = taught(gate, g, torch.ones_like(g))
-    assert ((found - true).abs() / true.abs().clamp(min=1e-30))[g.abs() < 80].max() < 1e-6
-    assert (found - true).abs().max() < 1e-4, "1e-6 of 200"
+    assert ((actual - true).abs() / true.abs().clamp(min=1e-30))[g.abs() < 80].max() < 1e-6
+    assert (actual - true).abs().max() < 1e-4, "1e-6 of 200"
     assert up.isfinite().all()
     assert_near(taught(compiled_gate, g.float(), torch.ones_like(g).float())[1:2], [slope])
 
@@ -147,13 +147,13 @@ def test_in_bfloat16_they_are_as_near_to_the_truth_as_torch_is(types, march, mon
         (compiled_gate, plain_layers.plain_gate, gate, gates),
     )  # fmt: skip
     for mine, torchs, exact, leaves in tries:
-        found, theirs, truth = (
+        actual, theirs, truth = (
             taught(mine, *leaves),
             taught(torchs, *leaves),
             taught(exact, *(x.double() for x in leaves)),
         )
-        assert [x.dtype for x in found] == [x.dtype for x in theirs]
-        for a, b, true in zip(found, theirs, truth, strict=True):
+        assert [x.dtype for x in actual] == [x.dtype for x in theirs]
+        for a, b, true in zip(actual, theirs, truth, strict=True):
             assert (a - true).abs().mean() < 1.1 * (b - true).abs().mean() + 1e-6
             assert (a - true).abs().mean() < 0.01 * true.abs().mean()
 
@@ -163,19 +163,19 @@ def test_the_number_of_threads_changes_no_bit(types, monkeypatch):
     monkeypatch.setattr(module, "NUMBERS_APIECE", 1)
     x, weight = draw(401, 48).to(types[0]), draw(48, seed=1).to(types[1])
     cos = draw(1, 401, 12).to(types[1])
-    before, found = torch.get_num_threads(), []
+    before, actual = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(
+            actual.append(
                 taught(lambda x, w: compiled_norm(x, w, 1e-5), x, weight)
                 + taught(lambda x: compiled_rotation(x.view(1, 401, 4, 12).transpose(1, 2), cos, cos), x)
                 + taught(compiled_gate, x, x.flip(0))
             )
     finally:
         torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+    for others in actual[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(actual[0], others, strict=True))
 
 
 def test_rows_may_lie_anyhow_and_there_may_be_none():
@@ -202,10 +202,10 @@ def test_what_a_user_set_as_default_type_does_not_matter():
     expected = taught(lambda x, w: compiled_norm(x, w, 1e-5), x, weight)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = taught(lambda x, w: compiled_norm(x, w, 1e-5), x, weight)
+        actual = taught(lambda x, w: compiled_norm(x, w, 1e-5), x, weight)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_they_may_be_compared_for_the_first_time_where_nothing_is_differentiated():
@@ -492,15 +492,15 @@ def test_a_run_learns_the_same_with_it(kind, calls, monkeypatch):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=toy.VOCABULARY, bos_token_id=0, eos_token_id=toy.EOS, pad_token_id=2, **sizes)
     monkeypatch.setattr(toy, "GPT2LMHeadModel", lambda _: LlamaForCausalLM(config))
-    found = []
+    actual = []
     for on, draw in ((False, None), (True, None), *((False, draw) for draw in range(DRAWS))):
         trainer = toy.build_trainer(kind, compiled=on)
         for part in toy.modules_of(trainer).values() if draw is not None else ():
             round_weights(part, draw)
         trainer.train()
-        found.append(toy.weights_of(trainer))
-        assert bool(calls) == (len(found) > 1)
-    off, on, *rounded = found
+        actual.append(toy.weights_of(trainer))
+        assert bool(calls) == (len(actual) > 1)
+    off, on, *rounded = actual
     assert toy.largest_difference(off, on) <= TIMES * max(toy.largest_difference(off, other) for other in rounded)
     moved = toy.largest_difference(off, toy.weights_of(toy.build_trainer(kind)))
     assert toy.largest_difference(off, on) < 0.1 * moved, "else the line above would say nothing"

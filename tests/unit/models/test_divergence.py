@@ -73,10 +73,10 @@ def test_two_tokens_by_hand():
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_it_is_the_sum_over_the_vocabulary_of_the_familys_own_logits(temperature):
     policy, other = double_policy(0), double_policy(1)
-    found = exact_kl_per_token(policy, other, BATCH, temperature=temperature)
+    kls = exact_kl_per_token(policy, other, BATCH, temperature=temperature)
     expected = by_hand(policy, other, BATCH, temperature)
     assert float(expected.min()) > 1e-3
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(kls, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_it_is_the_sum_over_the_vocabulary_of_the_familys_own_logits(temperature
 def test_every_way_of_making_logits_is_respected(title):
     batch = pack(some_groups())
     one, other = (PolicyModel(build(family(title), seed=seed), toy.TOKENIZER) for seed in (0, 1))
-    found = exact_kl_per_token(one, ReferenceModel(other), batch, temperature=0.9)
+    kls = exact_kl_per_token(one, ReferenceModel(other), batch, temperature=0.9)
     expected = by_hand(one, other, batch, 0.9)
-    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-5)
-    found.sum().backward()
+    torch.testing.assert_close(kls, expected, rtol=2e-3, atol=2e-5)
+    kls.sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in one.model.parameters() if p.grad is not None)
 
 
@@ -108,9 +108,9 @@ def test_tiles_change_neither_value_nor_gradient(beta, monkeypatch):
     for tile in (1 << 22, 1):
         monkeypatch.setattr(module, "tile_logits", lambda _, tile=tile: tile)
         policy.zero_grad()
-        found = teacher_divergence(policy, teacher, BATCH, beta=beta)
-        (found * torch.arange(1, len(found) + 1)).sum().backward()
-        results.append((found.detach(), [p.grad.clone() for p in policy.model.parameters()]))
+        actual = teacher_divergence(policy, teacher, BATCH, beta=beta)
+        (actual * torch.arange(1, len(actual) + 1)).sum().backward()
+        results.append((actual.detach(), [p.grad.clone() for p in policy.model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-14)
 
 
@@ -119,15 +119,15 @@ def test_the_gradient_is_the_slope(beta):
     policy, teacher = double_policy(0), double_policy(1)
     weight = policy.model.transformer.h[0].mlp.c_fc.weight
     teacher_divergence(policy, teacher, BATCH, beta=beta).sum().backward()
-    found, step = weight.grad[3, 5].item(), 1e-5
+    actual, step = weight.grad[3, 5].item(), 1e-5
     values = []
     for sign in (1, -1):
         with torch.no_grad():
             weight[3, 5] += sign * step
             values.append(float(teacher_divergence(policy, teacher, BATCH, beta=beta).sum()))
             weight[3, 5] -= sign * step
-    assert abs(found) > 1e-4
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(found, rel=1e-5)
+    assert abs(actual) > 1e-4
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(actual, rel=1e-5)
 
 
 @pytest.mark.parametrize("wrap", [lambda other: other, ReferenceModel])
@@ -163,16 +163,16 @@ def lora_on_the_head():
 
 def test_an_adapter_that_is_off_stays_off_when_tiles_are_made_again():
     policy, off, plain = lora_on_the_head()
-    found, gradients = [], []
+    actual, gradients = [], []
     for reference in (off, plain):
         policy.zero_grad()
         kl = exact_kl_per_token(policy, reference, BATCH)
         kl.sum().backward()
-        found.append(kl.detach())
+        actual.append(kl.detach())
         gradients.append({n: p.grad.clone() for n, p in policy.trainable_parameters().items()})
-    assert float(found[0].max()) > 1e-3
+    assert float(actual[0].max()) > 1e-3
     assert any("lm_head" in name for name in gradients[0])
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(actual[0], actual[1])
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
@@ -183,9 +183,9 @@ def test_a_frozen_head_remembers_the_policy_that_was():
         old = distributions(policy, BATCH, head=head)
         before = double_policy()
         toy.change_weights(policy.model, by=0.05)
-    found = divergence(distributions(policy, BATCH), old, beta=0.0)
-    torch.testing.assert_close(found, teacher_divergence(policy, before, BATCH, beta=0.0), rtol=1e-6, atol=1e-10)
-    assert float(found.detach().min()) > 0
+    actual = divergence(distributions(policy, BATCH), old, beta=0.0)
+    torch.testing.assert_close(actual, teacher_divergence(policy, before, BATCH, beta=0.0), rtol=1e-6, atol=1e-10)
+    assert float(actual.detach().min()) > 0
 
 
 def test_it_can_be_differentiated_twice():
@@ -197,7 +197,7 @@ def test_it_can_be_differentiated_twice():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         kl = divergence(distributions(policy, BATCH), old, beta=0.0).sum()
         vector = torch.linspace(-1, 1, weight.numel(), dtype=torch.float64)
-        found = fisher_product(kl, [weight], damping=0.0)(vector)
+        actual = fisher_product(kl, [weight], damping=0.0)(vector)
     slopes = []
     for sign in (1, -1):
         with torch.no_grad():
@@ -206,7 +206,7 @@ def test_it_can_be_differentiated_twice():
         slopes.append(torch.autograd.grad(kl, weight)[0])
         with torch.no_grad():
             weight.sub_(vector, alpha=sign * 1e-4)
-    torch.testing.assert_close(found, (slopes[0] - slopes[1]) / 2e-4, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(actual, (slopes[0] - slopes[1]) / 2e-4, rtol=1e-4, atol=1e-7)
 
 
 class OnlyLogprobs:

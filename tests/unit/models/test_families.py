@@ -221,8 +221,8 @@ def test_all_paths_agree_on_means_and_collisions(title):
     logits = score(model, batch, path="logits", **wanted)
 
     def numbers(scores):
-        found = {"means": scores.mean_logprobs.detach(), "collisions": scores.log_collision_probs}
-        return found | loss_gradients(model, scores.mean_logprobs)
+        actual = {"means": scores.mean_logprobs.detach(), "collisions": scores.log_collision_probs}
+        return actual | loss_gradients(model, scores.mean_logprobs)
 
     assert not any(scores.log_collision_probs.requires_grad for scores in (packed, padded, logits))
     assert packed.entropy is None
@@ -360,7 +360,7 @@ def test_weights_too_large_to_be_widened_are_compared_in_their_own_type(monkeypa
     model = build(family("llama")).bfloat16()
     most = 0
 
-    def watch(module, given, found):
+    def watch(module, given, actual):
         nonlocal most
         most = max(most, max(p.element_size() for p in model.parameters()))
 

@@ -88,10 +88,10 @@ def test_the_mask_is_what_the_batch_says_and_its_blocks_leave_out_nothing(length
 
 
 def listed(counts, indices, size):
-    found = torch.zeros(size, size, dtype=torch.bool)
+    zeros = torch.zeros(size, size, dtype=torch.bool)
     for row in range(size):
-        found[row, indices[0, 0, row, : int(counts[0, 0, row])].long()] = True
-    return found
+        zeros[row, indices[0, 0, row, : int(counts[0, 0, row])].long()] = True
+    return zeros
 
 
 def test_a_long_prompt_of_many_completions_is_looked_at_once_for_each():
@@ -131,11 +131,11 @@ def test_a_model_scores_the_same(title):
 
 def choose_and_score(model, groups, *, use):
     with flex_attention_used(use):
-        found = choose_path(model, groups)
+        path = choose_path(model, groups)
         fresh = pack(groups)
-        scores = score(model, fresh, path=found.path).logprobs
-        assert found.path == "packed"
-        assert "FlexAttention" not in found.reason
+        scores = score(model, fresh, path=path.path).logprobs
+        assert path.path == "packed"
+        assert "FlexAttention" not in path.reason
         assert (fresh.derived["attention"]._tree_rows is None) == (use == "never")
     return scores
 
@@ -258,9 +258,9 @@ def test_a_model_that_it_gets_wrong_keeps_the_packed_path_by_other_kernels(monke
         TreeRows, "_sees", lambda self, w, c: lambda b, h, q, k: right(self, w, c)(b, h, q, k) | (k == 0)
     )
     with flex_attention_used("always"):
-        found = policy.choose_path(toy.pairs(3))
-        assert found.path == "packed"
-        assert found.reason.startswith("packed by FlexAttention: differs by")
+        path = policy.choose_path(toy.pairs(3))
+        assert path.path == "packed"
+        assert path.reason.startswith("packed by FlexAttention: differs by")
         batch = pack(toy.pairs(3))
         policy.score(batch)
         assert batch.derived["attention"]._tree_rows is None

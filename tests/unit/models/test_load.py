@@ -385,8 +385,8 @@ def test_peft_alone_loads_an_adapter_of_ours(lora_run, monkeypatch):
     given = PeftModel.from_pretrained(base, str(lora_run / "dpo" / "model")).eval()
     assert torch.equal(score(given, BATCH).logprobs, expected)
     monkeypatch.chdir(lora_run / "dpo" / "model")
-    found = AutoPeftModelForCausalLM.from_pretrained(".").eval()
-    torch.testing.assert_close(score(found, BATCH).logprobs, expected)
+    actual = AutoPeftModelForCausalLM.from_pretrained(".").eval()
+    torch.testing.assert_close(score(actual, BATCH).logprobs, expected)
 
 
 def test_a_new_adapter_on_an_adapter_folder_starts_from_both_merged(tmp_path, tiny_model_folder):

@@ -252,11 +252,11 @@ class Doubled(torch.nn.Module):
 @pytest.mark.parametrize(
     "alter",
     [
-        lambda linear: linear.register_forward_hook(lambda module, given, found: 2 * found),
+        lambda linear: linear.register_forward_hook(lambda module, given, output: 2 * output),
         lambda linear: linear.register_forward_pre_hook(lambda module, given: (2 * given[0],)),
         patch_forward,
         lambda linear: register_parametrization(linear, "weight", Doubled()),
-        lambda linear: register_module_forward_hook(lambda module, given, found: None),
+        lambda linear: register_module_forward_hook(lambda module, given, output: None),
         lambda linear: register_module_forward_pre_hook(lambda module, given: None),
     ],
     ids=["hook", "pre-hook", "forward", "weight", "hook of all", "pre-hook of all"],

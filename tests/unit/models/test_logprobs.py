@@ -71,10 +71,10 @@ def test_a_token_with_logit_log_3_beside_one_with_0_has_three_quarters():
 
 def test_the_mean_and_the_collision_of_three_quarters_and_one_quarter():
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[math.log(3)], [0.0]])
-    found = token_logprobs(hidden, weight, None, torch.tensor([0]), with_mean=True, with_collision=True)
-    assert found.mean_logprobs.tolist() == pytest.approx([math.log(3 / 16) / 2])  # (log 3/4 + log 1/4) / 2
-    assert found.log_collision_probs.tolist() == pytest.approx([math.log(5 / 8)])  # 9/16 + 1/16
-    assert found.entropy is None
+    token_scores = token_logprobs(hidden, weight, None, torch.tensor([0]), with_mean=True, with_collision=True)
+    assert token_scores.mean_logprobs.tolist() == pytest.approx([math.log(3 / 16) / 2])  # (log 3/4 + log 1/4) / 2
+    assert token_scores.log_collision_probs.tolist() == pytest.approx([math.log(5 / 8)])  # 9/16 + 1/16
+    assert token_scores.entropy is None
 
 
 @every_form
@@ -124,11 +124,11 @@ def test_means_and_collisions_are_those_of_the_whole_softmax(inputs, form, has_b
     hidden, weight, bias, token = inputs
     bias = bias if has_bias else None
     plain = token_logprobs(hidden, weight, bias, token, **form)
-    found = token_logprobs(hidden, weight, bias, token, with_mean=True, with_collision=True, **form)
+    token_scores = token_logprobs(hidden, weight, bias, token, with_mean=True, with_collision=True, **form)
     probs = distribution(hidden, weight, bias, **form).probs
-    torch.testing.assert_close(found.mean_logprobs, probs.log().mean(1), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.log_collision_probs, (probs**2).sum(1).log(), rtol=1e-12, atol=1e-12)
-    assert torch.equal(found.logprobs, plain.logprobs), "the log-probability does not know what else was asked"
+    torch.testing.assert_close(token_scores.mean_logprobs, probs.log().mean(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(token_scores.log_collision_probs, (probs**2).sum(1).log(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(token_scores.logprobs, plain.logprobs), "the log-probability does not know what else was asked"
 
 
 @every_form
@@ -136,8 +136,8 @@ def test_gradients_of_means_agree_with_finite_differences(inputs, form, tiles):
     hidden, weight, bias, token = inputs
 
     def run(h, w, b):
-        found = token_logprobs(h, w, b, token, with_entropy=True, with_mean=True, with_collision=True, **form)
-        return found.logprobs, found.entropy, found.mean_logprobs
+        token_scores = token_logprobs(h, w, b, token, with_entropy=True, with_mean=True, with_collision=True, **form)
+        return token_scores.logprobs, token_scores.entropy, token_scores.mean_logprobs
 
     assert torch.autograd.gradcheck(run, (hidden, weight, bias))
 
@@ -153,16 +153,16 @@ def test_a_mean_has_a_gradient_where_only_the_mean_is_looked_at(inputs, tiles):
 
 def test_a_collision_has_no_gradient(inputs):
     hidden, weight, bias, token = inputs
-    found = token_logprobs(hidden, weight, bias, token, with_collision=True)
-    assert found.logprobs.requires_grad
-    assert not found.log_collision_probs.requires_grad
+    token_scores = token_logprobs(hidden, weight, bias, token, with_collision=True)
+    assert token_scores.logprobs.requires_grad
+    assert not token_scores.log_collision_probs.requires_grad
 
 
 def test_a_collision_is_finite_for_a_certain_and_for_an_even_distribution_over_many_tokens():
     weight = torch.zeros(200_000, 1)
     weight[7] = 1e4
-    found = token_logprobs(torch.tensor([[1.0], [0.0]]), weight, None, torch.tensor([7, 7]), with_collision=True)
-    assert found.log_collision_probs.tolist() == pytest.approx([0.0, -math.log(200_000)], rel=1e-6)
+    token_scores = token_logprobs(torch.tensor([[1.0], [0.0]]), weight, None, torch.tensor([7, 7]), with_collision=True)
+    assert token_scores.log_collision_probs.tolist() == pytest.approx([0.0, -math.log(200_000)], rel=1e-6)
 
 
 def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
@@ -183,8 +183,8 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
 
     with Largest() as largest:
         everything = {"with_entropy": True, "with_mean": True, "with_collision": True}
-        found = token_logprobs(hidden, weight, None, torch.zeros(rows, dtype=torch.int64), **everything)
-        (found.logprobs + found.entropy + found.mean_logprobs).sum().backward()
+        token_scores = token_logprobs(hidden, weight, None, torch.zeros(rows, dtype=torch.int64), **everything)
+        (token_scores.logprobs + token_scores.entropy + token_scores.mean_logprobs).sum().backward()
     assert weight.numel() <= largest.size < rows * vocabulary
 
 
@@ -265,12 +265,14 @@ def test_under_autocast_only_the_logits_are_rounded():
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 16, generator=generator) for n in (23, 301))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = token_logprobs(hidden, weight, None, torch.arange(23), with_entropy=True, with_collision=True)
+        token_scores = token_logprobs(hidden, weight, None, torch.arange(23), with_entropy=True, with_collision=True)
         logits = (hidden @ weight.T).double()
     log_probs = torch.log_softmax(logits, 1)
     probs = log_probs.exp()
-    torch.testing.assert_close(found.entropy.double(), -(probs * log_probs).sum(1), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.log_collision_probs.double(), probs.square().sum(1).log(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(token_scores.entropy.double(), -(probs * log_probs).sum(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        token_scores.log_collision_probs.double(), probs.square().sum(1).log(), rtol=1e-4, atol=1e-4
+    )
 
 
 @with_and_without_bias
@@ -283,11 +285,11 @@ def test_what_is_kept_for_the_backward_pass_does_not_change_a_bit(inputs, monkey
     def gradients(kept_bytes):
         monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
         tensors = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight, bias)]
-        found = token_logprobs(
+        logprobs = token_logprobs(
             tensors[0], tensors[1], tensors[2] if has_bias else None, token, temperature=0.7
         ).logprobs
-        return found, torch.autograd.grad(
-            found.double() @ torch.arange(1.0, ROWS + 1).double(), tensors[: 2 + has_bias]
+        return logprobs, torch.autograd.grad(
+            logprobs.double() @ torch.arange(1.0, ROWS + 1).double(), tensors[: 2 + has_bias]
         )
 
     for ours, other in zip(gradients(kept)[1], gradients(0)[1], strict=True):
@@ -328,13 +330,13 @@ def test_a_second_pass_back_over_what_was_let_go_gives_the_same(inputs):
 
 def count_calls(work, name):
     """How often an operation of this name runs."""
-    found = []
+    calls = []
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            found.append(operation._schema.name.removeprefix("aten::"))
+            calls.append(operation._schema.name.removeprefix("aten::"))
             return operation(*args, **(kwargs or {}))
 
     with Counter():
         work()
-    return found.count(name)
+    return calls.count(name)

@@ -56,13 +56,13 @@ def test_a_step_is_read_at_its_own_last_token(model, groups):
         for end in group.columns["step_ends"][0]
     ]
     with torch.no_grad():
-        found = model.step_scores(pack_steps(groups))
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+        step_scores = model.step_scores(pack_steps(groups))
+    assert step_scores.tolist() == pytest.approx(expected, abs=1e-5)
     assert len(set(expected)) == 4, "the model says the same of everything: the test shows nothing"
     probabilities = model.step_probabilities(groups, max_tokens=1)
     assert [len(each) for each in probabilities] == [3, 1]
-    found = [one for each in probabilities for one in each]
-    assert found == pytest.approx(torch.tensor(expected).sigmoid().tolist(), abs=1e-5)
+    step_scores = [one for each in probabilities for one in each]
+    assert step_scores == pytest.approx(torch.tensor(expected).sigmoid().tolist(), abs=1e-5)
 
 
 def test_a_padding_token_that_is_eos_changes_nothing(tiny_llama, groups):
@@ -74,8 +74,8 @@ def test_a_padding_token_that_is_eos_changes_nothing(tiny_llama, groups):
     ended.columns["step_ends"] = [[len(ended.branches[0].tokens) - 1]]
     model.choose_path(groups)
     with torch.no_grad():
-        found = model.step_scores(pack_steps([ended]))
-    assert found.tolist() == pytest.approx([alone(model, [*ended.prefix, *ended.branches[0].tokens])], abs=1e-5)
+        step_scores = model.step_scores(pack_steps([ended]))
+    assert step_scores.tolist() == pytest.approx([alone(model, [*ended.prefix, *ended.branches[0].tokens])], abs=1e-5)
 
 
 def test_a_first_token_can_be_a_step(model):
@@ -84,8 +84,8 @@ def test_a_first_token_can_be_a_step(model):
     rows, sequences = step_rows(pack_steps([two]))
     assert (rows.tolist(), sequences.tolist()) == ([2, 3, 4], [0, 0, 1])
     with torch.no_grad():
-        found = model.step_scores(pack_steps([two]))
-    assert found.tolist() == pytest.approx(
+        step_scores = model.step_scores(pack_steps([two]))
+    assert step_scores.tolist() == pytest.approx(
         [alone(model, ids) for ids in ([5, 6, 7], [5, 6, 7, 8], [5, 6, 9])], abs=1e-5
     )
 

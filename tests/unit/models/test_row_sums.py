@@ -57,16 +57,16 @@ def test_sums_are_those_of_float64(shape, dtype):
     logits = draw(*shape, dtype=dtype)
     wide = logits.double()
     probs = torch.softmax(wide, 1)
-    found = row_sums(logits, expected=True, squares=True, total=True, probs=torch.empty_like(logits))
+    sums = row_sums(logits, expected=True, squares=True, total=True, probs=torch.empty_like(logits))
     for mine, true in (
-        (found.logsumexp, wide.logsumexp(1)),
-        (found.expected, (probs * wide).sum(1)),
-        (found.squares, probs.square().sum(1)),
-        (found.total, wide.sum(1)),
+        (sums.logsumexp, wide.logsumexp(1)),
+        (sums.expected, (probs * wide).sum(1)),
+        (sums.squares, probs.square().sum(1)),
+        (sums.total, wide.sum(1)),
     ):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.probs.double(), probs, rtol=4e-3 if HALF[dtype] else 2e-6, atol=1e-12)
+    torch.testing.assert_close(sums.probs.double(), probs, rtol=4e-3 if HALF[dtype] else 2e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -83,15 +83,15 @@ def test_logits_that_are_not_numbers():
     logits = torch.tensor(
         [[0.0, -math.inf, 0.0, -math.inf], [1.0, math.nan, 0.0, 2.0], [-math.inf] * 4, [0, 90, -90, 0]]
     )
-    found = row_sums(logits, expected=True, squares=True, probs=torch.empty_like(logits))
-    assert found.probs[0].tolist() == [0.5, 0, 0.5, 0]
-    assert float(found.logsumexp[0]) == pytest.approx(math.log(2))
-    assert (float(found.expected[0]), float(found.squares[0])) == pytest.approx((0, 0.5))
+    sums = row_sums(logits, expected=True, squares=True, probs=torch.empty_like(logits))
+    assert sums.probs[0].tolist() == [0.5, 0, 0.5, 0]
+    assert float(sums.logsumexp[0]) == pytest.approx(math.log(2))
+    assert (float(sums.expected[0]), float(sums.squares[0])) == pytest.approx((0, 0.5))
     for row in (1, 2):
-        assert found.logsumexp[row].isnan()
-        assert found.probs[row].isnan().all()
-    assert found.probs[3].tolist() == pytest.approx([0, 1, 0, 0])
-    assert float(found.logsumexp[3]) == 90
+        assert sums.logsumexp[row].isnan()
+        assert sums.probs[row].isnan().all()
+    assert sums.probs[3].tolist() == pytest.approx([0, 1, 0, 0])
+    assert float(sums.logsumexp[3]) == 90
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -110,12 +110,12 @@ def taught(on: bool, dtype: torch.dtype, **asked):
     hidden, weight = draw(23, 16).div_(4).requires_grad_(), draw(301, 16, seed=1).div_(4).requires_grad_()
     token = torch.arange(23) * 13
     with in_c(on), torch.autocast("cpu", torch.bfloat16, enabled=HALF[dtype]):
-        found = token_logprobs(hidden, weight, None, token, temperature=0.7, **asked)
-        loss = (found.logprobs * torch.linspace(-1, 2, 23)).sum()
+        token_scores = token_logprobs(hidden, weight, None, token, temperature=0.7, **asked)
+        loss = (token_scores.logprobs * torch.linspace(-1, 2, 23)).sum()
         if asked.get("with_mean"):
-            loss = loss + found.mean_logprobs.square().sum()
+            loss = loss + token_scores.mean_logprobs.square().sum()
         loss.backward()
-    return [x.detach() for x in found if x is not None] + [hidden.grad, weight.grad]
+    return [x.detach() for x in token_scores if x is not None] + [hidden.grad, weight.grad]
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -146,8 +146,8 @@ def test_probabilities_that_are_made_again_are_those_that_were_kept(dtype, monke
 def test_what_a_way_back_does_hangs_on_its_way_there():
     hidden, weight = draw(5, 8).requires_grad_(), draw(30, 8, seed=1).requires_grad_()
     with in_c(True):
-        found = token_logprobs(hidden, weight, None, torch.arange(5)).logprobs.sum()
-    grads = torch.autograd.grad(found, (hidden, weight))
+        actual = token_logprobs(hidden, weight, None, torch.arange(5)).logprobs.sum()
+    grads = torch.autograd.grad(actual, (hidden, weight))
     again = token_logprobs(hidden, weight, None, torch.arange(5)).logprobs.sum()
     for mine, other in zip(grads, torch.autograd.grad(again, (hidden, weight)), strict=True):
         torch.testing.assert_close(mine, other)
@@ -170,9 +170,9 @@ def test_a_library_that_computes_something_else_is_found_before_its_first_use(nu
     own = module._row_sums
 
     def wrong(*asked):
-        found = own(*asked)
-        found[number].view(-1)[-1] = math.nan if number % 2 else 5.0
-        return found
+        actual = own(*asked)
+        actual[number].view(-1)[-1] = math.nan if number % 2 else 5.0
+        return actual
 
     monkeypatch.setattr(module, "_row_sums", wrong)
     module._check.cache_clear()

@@ -32,7 +32,7 @@ def test_all_paths_draw_the_same_tokens_from_the_same_seed():
     drawn = [
         sampled_targets(policy.model, batch, generator=torch.Generator().manual_seed(3), path=path) for path in PATHS
     ]
-    assert all(torch.equal(found, drawn[0]) for found in drawn)
+    assert all(torch.equal(actual, drawn[0]) for actual in drawn)
     other = sampled_targets(policy.model, batch, generator=torch.Generator().manual_seed(4))
     assert not torch.equal(drawn[0], other)
     assert drawn[0].shape == batch.score_token.shape

@@ -47,9 +47,9 @@ both = pytest.mark.parametrize("form", ["separate", "shared"])
 @both
 def test_a_zero_head_expects_nothing_and_can_learn(policy, form):
     critic = make(form, policy, head="zero")
-    found = values(critic, policy)
-    assert found.tolist() == [0.0] * BATCH.num_scored
-    (found - 1).pow(2).sum().backward()
+    actual = values(critic, policy)
+    assert actual.tolist() == [0.0] * BATCH.num_scored
+    (actual - 1).pow(2).sum().backward()
     gradients = [p.grad for p in critic.trainable_parameters().values() if p.grad is not None]
     assert any(bool(gradient.any()) for gradient in gradients)
 
@@ -91,8 +91,8 @@ def test_final_values_of_a_shared_critic_need_the_states_of_last_tokens(policy):
 
 @both
 def test_the_first_value_of_branches_with_one_prefix_is_the_same(policy, form):
-    found = values(make(form, policy), policy)
-    assert found[0] == found[3]
+    actual = values(make(form, policy), policy)
+    assert actual[0] == actual[3]
 
 
 def test_a_separate_value_is_the_head_on_the_hidden_state_that_predicts(policy):
@@ -138,11 +138,11 @@ def test_seeds_make_heads(policy):
 def test_a_critic_from_a_reward_model_begins_as_its_normalized_scores(reward):
     critic = ValueModel.from_reward(reward, head="reward")
     prefix, branch = GROUPS[0].prefix, GROUPS[0].branches[0].tokens
-    found = critic.values(BATCH)
+    actual = critic.values(BATCH)
     for number in range(len(branch)):
         text = [*prefix, *branch[:number]]  # all that is known before token `number`
         score = reward.scores(pack([Group(text[:-1], [Branch(text[-1:])])]))
-        torch.testing.assert_close(found[number : number + 1], score, rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual[number : number + 1], score, rtol=0, atol=1e-5)
 
 
 def test_a_critic_from_a_reward_model_may_begin_at_zero(reward):

@@ -26,10 +26,10 @@ def own_cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[list[str]]:
-    found = []
+    commands = []
     own = library._compile
-    monkeypatch.setattr(library, "_compile", lambda one, more: found.append([*one, *more]) or own(one, more))
-    return found
+    monkeypatch.setattr(library, "_compile", lambda one, more: commands.append([*one, *more]) or own(one, more))
+    return commands
 
 
 def stand_in(folder: Path, body: str) -> str:
@@ -47,9 +47,9 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler on
 def test_a_library_is_compiled_once_for_each_set_of_macros(own_cache, compilations):
     assert load(NAME, **MACROS) is load(NAME, **MACROS)
     load.cache_clear()  # as in another process
-    found = load(NAME, **MACROS)
+    actual = load(NAME, **MACROS)
     assert len(compilations) == 1
-    assert isinstance(found, ctypes.CDLL)
+    assert isinstance(actual, ctypes.CDLL)
     load(NAME, **MACROS | {"HALF": 1})
     assert len(compilations) == 2
     assert len(list((own_cache / "native").glob(f"{NAME}-*.so"))) == 2
@@ -68,7 +68,7 @@ def test_what_it_was_made_from_is_in_its_name(changed, compilations, monkeypatch
     elif changed == "processor":
         monkeypatch.setattr(library, "_processor", lambda: "another")
     else:
-        monkeypatch.setattr(library, "compiler_version", lambda found: "another")
+        monkeypatch.setattr(library, "compiler_version", lambda actual: "another")
     load(NAME, **MACROS)
     assert len(compilations) == 2
 

@@ -27,8 +27,8 @@ from tests.unit.rewards import helpers
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     build_world(5, folder, num_documents=0)
-    found = [json.loads(line) for line in (folder / "sft.jsonl").read_text(encoding="utf-8").splitlines()]
-    distinct = list({row["prompt"]: row for row in found}.values())
+    documents = [json.loads(line) for line in (folder / "sft.jsonl").read_text(encoding="utf-8").splitlines()]
+    distinct = list({row["prompt"]: row for row in documents}.values())
     rows, others = distinct[:60], distinct[60:120]
     (folder / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     pairs = []

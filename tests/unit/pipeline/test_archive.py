@@ -186,7 +186,7 @@ def test_killed_at_every_change_of_the_disk_the_same_command_goes_on(tmp_path, m
         if not killed_at(one_stage(folder, new), number):
             break
         places = [folder / "one" / "sft", *(p.folder for p in previous_of(folder / "one", "sft"))]
-        made = {found.settings["epochs"] for place in places if (found := Artifact.read(place)) is not None}
+        made = {tensor.settings["epochs"] for place in places if (tensor := Artifact.read(place)) is not None}
         assert old in made, f"the old result is gone after change {number}"
         done.clear()
         one_stage(folder, new).run()

@@ -110,8 +110,8 @@ def test_where_the_same_content_lies_decides_nothing(files):
 def test_an_adapter_s_base_is_an_input_too(files):
     write_text(files / "base" / "model.safetensors", "1")
     write_text(files / "adapter" / "adapter_config.json", json.dumps({"base_model_name_or_path": str(files / "base")}))
-    found = dict(local_inputs(recipe(files, model=str(files / "adapter")).stages["ppo"]))
-    assert found["model.path.base"] == files / "base"
+    inputs = dict(local_inputs(recipe(files, model=str(files / "adapter")).stages["ppo"]))
+    assert inputs["model.path.base"] == files / "base"
 
 
 def test_a_long_chat_template_is_text_and_a_file_of_its_name_an_input(files):

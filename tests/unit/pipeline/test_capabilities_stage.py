@@ -65,13 +65,13 @@ def test_a_suite_that_was_trained_on_is_named(model, tmp_path):
     )
     pipeline = Pipeline(recipe)
     pipeline.run()
-    found = json.loads((tmp_path / "runs" / "r" / "test" / "capabilities.json").read_text())["contamination"]
-    assert found["suites"]["farm"]["num_items"] == 1
-    assert found["suites"]["farm"]["items"][0]["item"] == "cow"
-    assert "stage sft, row 2" in found["suites"]["farm"]["items"][0]["place"]
-    assert any(str(model) in each for each in found["unread"]), "what no run recorded is said"
-    assert found["too_short"] == {"farm": ["dog"]}
-    assert any("dog" in each for each in found["unread"]), "what was not looked for is said"
+    contamination = json.loads((tmp_path / "runs" / "r" / "test" / "capabilities.json").read_text())["contamination"]
+    assert contamination["suites"]["farm"]["num_items"] == 1
+    assert contamination["suites"]["farm"]["items"][0]["item"] == "cow"
+    assert "stage sft, row 2" in contamination["suites"]["farm"]["items"][0]["place"]
+    assert any(str(model) in each for each in contamination["unread"]), "what no run recorded is said"
+    assert contamination["too_short"] == {"farm": ["dog"]}
+    assert any("dog" in each for each in contamination["unread"]), "what was not looked for is said"
 
 
 def test_an_unknown_suite_is_refused_with_the_known_ones(model, tmp_path):

@@ -114,9 +114,9 @@ def test_a_stage_s_code_has_the_formula_of_its_loss_and_its_trainer(kind, settin
 
 
 def test_formulas_and_trainers_that_are_named_by_text_exist():
-    found = {formula.function for formula in PAIR_FORMULAS.values()}
-    found |= {formula.function for formula in POLICY_LOSSES.values()}
-    assert all(callable(load_formula(text)) for text in found)
+    functions = {formula.function for formula in PAIR_FORMULAS.values()}
+    functions |= {formula.function for formula in POLICY_LOSSES.values()}
+    assert all(callable(load_formula(text)) for text in functions)
     for kind, cls in stage_classes().items():
         if cls.leaves != "files" and kind != "gate":  # it passes a model on and trains none
             module, _, name = cls.trainer.partition(":")
@@ -180,13 +180,13 @@ def test_names_are_followed_through_packages_to_where_they_are_defined(tmp_path,
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("rlhf.pipeline.code_hash.ROOT", tmp_path)
 
-    def found(name: str) -> set[str]:
+    def closure(name: str) -> set[str]:
         return {file.relative_to(tmp_path).as_posix() for file in import_closure([tmp_path / name])}
 
-    assert found("user.py") == {"user.py", "pkg_a/one.py"}
-    assert found("lazy.py") == {"lazy.py", "pkg_a/two.py"}
-    assert found("typed.py") == {"typed.py", "user.py", "pkg_a/one.py"}
-    assert found("relative.py") == {"relative.py", "pkg_a/one.py", "typed.py", "user.py"}
+    assert closure("user.py") == {"user.py", "pkg_a/one.py"}
+    assert closure("lazy.py") == {"lazy.py", "pkg_a/two.py"}
+    assert closure("typed.py") == {"typed.py", "user.py", "pkg_a/one.py"}
+    assert closure("relative.py") == {"relative.py", "pkg_a/one.py", "typed.py", "user.py"}
 
 
 HANDS_ON = (ast.Import, ast.ImportFrom, ast.Expr, ast.If)

@@ -85,9 +85,9 @@ def test_a_number_gets_the_verdict_and_the_advice(finding, level, says):
 
 
 def test_the_comparison_of_packed_and_padded_says_what_was_compared_and_how_far_apart_is_too_far():
-    found = findings.judge_scoring(0.12, half=True)
-    assert found.name == "packed = padded, bfloat16"
-    assert found.value == "log-probabilities of the same texts differ by 1.2e-01 nats at most; up to 0.4 is rounding"
+    actual = findings.judge_scoring(0.12, half=True)
+    assert actual.name == "packed = padded, bfloat16"
+    assert actual.value == "log-probabilities of the same texts differ by 1.2e-01 nats at most; up to 0.4 is rounding"
     assert "up to 0.0001 is rounding" in findings.judge_scoring(2e-6).value
 
 
@@ -185,29 +185,29 @@ def test_the_hub_cache_follows_the_environment():
 
 
 def test_one_unsafe_finding_makes_the_examination_unsafe():
-    found = Examination(
+    examination = Examination(
         [Finding("a", "1"), Finding("b", "2", "slow", "Do this."), Finding("c", "3", "unsafe", "Do that.")]
     )
-    assert not found.is_safe
-    lines = found.to_text().splitlines()
+    assert not examination.is_safe
+    lines = examination.to_text().splitlines()
     assert lines[0].split() == ["ok", "a", "1"]
     assert lines[2].strip() == "Do this."
     assert lines[-1] == "1 unsafe, 1 slow: 3 checks."
-    assert Examination(found.findings[:2]).is_safe
-    assert json.loads(json.dumps(found.to_dict()))["findings"][2]["advice"] == "Do that."
+    assert Examination(examination.findings[:2]).is_safe
+    assert json.loads(json.dumps(examination.to_dict()))["findings"][2]["advice"] == "Do that."
 
 
 @pytest.mark.slow
 def test_the_examination_looks_at_everything_and_tries_it(tmp_path):
-    found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
+    actual = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
     assert {"system", "python", "cpu", "memory", "swap", "open files", "/dev/shm", "encoding", "disk here", "fsync", "hub cache",
-            "packages", "extras", "threads", "gpu", "c compiler"} <= set(found)  # fmt: skip
-    assert found["packed = padded"].level == "ok"
-    assert found["packed = padded, bfloat16"].level == "ok"
-    assert found["same step twice"].value == "same bits"
+            "packages", "extras", "threads", "gpu", "c compiler"} <= set(actual)  # fmt: skip
+    assert actual["packed = padded"].level == "ok"
+    assert actual["packed = padded, bfloat16"].level == "ok"
+    assert actual["same step twice"].value == "same bits"
     for name in ("in C = by torch", "in C = by torch, bfloat16", "sampled in C = scored"):
-        assert (found[name].level == "ok") if compiler() else name not in found
-    assert "is killed when it hangs" in found["reward worker"].value
+        assert (actual[name].level == "ok") if compiler() else name not in actual
+    assert "is killed when it hangs" in actual["reward worker"].value
     assert not (tmp_path / "runs").exists()
 
 
@@ -221,9 +221,9 @@ def test_a_compiler_that_fails_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
     # What this process has compiled already is not compiled again, but for another set of macros.
     monkeypatch.setattr(trials, "compiled_difference", lambda policy, half: load("softmax", HALF=0, ANOTHER=1))
-    found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
-    assert found["c compiler"].value == str(script)
-    failed = found["in C = by torch"]
+    actual = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
+    assert actual["c compiler"].value == str(script)
+    failed = actual["in C = by torch"]
     assert (failed.value, failed.level) == ("failed", "unsafe")
     assert "my-cc failed" in failed.advice
     assert "out of ink" in failed.advice
@@ -275,14 +275,14 @@ def test_decoding_in_c_that_is_wrong_is_found_out_though_a_run_would_do_without_
     honest = CompiledModel.hidden
 
     def wrong(self, *a, **k):
-        found = honest(self, *a, **k)
-        return found.roll(1, -1) if self.dtype == dtype else found
+        actual = honest(self, *a, **k)
+        return actual.roll(1, -1) if self.dtype == dtype else actual
 
     monkeypatch.setattr(CompiledModel, "hidden", wrong)
-    found = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
-    assert found["in C = by torch"].level == "ok"
-    assert found["sampled in C = scored"].level == "unsafe"
-    assert "Decoding in C gives other logits than the model" in found["sampled in C = scored"].advice
+    actual = {finding.name: finding for finding in examine(tmp_path / "runs").findings}
+    assert actual["in C = by torch"].level == "ok"
+    assert actual["sampled in C = scored"].level == "unsafe"
+    assert "Decoding in C gives other logits than the model" in actual["sampled in C = scored"].advice
 
 
 def test_a_worker_that_does_not_answer_is_found_out(monkeypatch):

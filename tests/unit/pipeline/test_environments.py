@@ -100,9 +100,9 @@ def test_a_class_is_named_as_a_function_is():
 )
 def test_validate_finds_what_the_environment_lacks(tmp_path, environment, key, message):
     recipe = RecipeConfig.of(tree(tmp_path, environment=environment))
-    found = [problem for problem in find_problems(recipe) if problem.level == "error"]
-    assert [problem.key for problem in found] == [key]
-    assert message in found[0].message
+    problems = [problem for problem in find_problems(recipe) if problem.level == "error"]
+    assert [problem.key for problem in problems] == [key]
+    assert message in problems[0].message
 
 
 def test_validate_knows_what_a_stage_with_an_environment_measures(tmp_path):

@@ -37,20 +37,25 @@ def stage(models, **more):
 
 
 def test_a_judge_that_scores_becomes_a_reward_with_its_tie_band(models, tmp_path):
-    found = EvaluateStage.of(stage(models, judge={"type": "reward_model", "path": "rm"}))
-    assert (found.judge.kind, found.judge.source, found.tie_band, found.pairwise_judge) == ("learned", "rm", 0.1, None)
+    actual = EvaluateStage.of(stage(models, judge={"type": "reward_model", "path": "rm"}))
+    assert (actual.judge.kind, actual.judge.source, actual.tie_band, actual.pairwise_judge) == (
+        "learned",
+        "rm",
+        0.1,
+        None,
+    )
     path = tmp_path / "judge.yaml"
     path.write_text("type: function\nfunction: numeric\narguments: {tolerance: 2}\n")
-    found = EvaluateStage.of(stage(models, judge=str(path)))
-    assert (found.judge.kind, found.judge.tolerance, found.tie_band) == ("numeric", 2.0, 0.0)
+    actual = EvaluateStage.of(stage(models, judge=str(path)))
+    assert (actual.judge.kind, actual.judge.tolerance, actual.tie_band) == ("numeric", 2.0, 0.0)
 
 
 def test_a_judge_that_compares_measures_the_win_rate_and_its_settings_are_written_out_whole(models):
     judge = {"type": "endpoint", "url": "http://h/v1", "model": "m"}
-    found = EvaluateStage.of(stage(models, judge=judge))
-    assert isinstance(found.pairwise_judge, EndpointJudgeConfig)
-    assert (found.judge, found.metrics) == (None, ["win_rate"])
-    assert EvaluateStage.of(found.model_dump()) == found, "a resolved recipe can be read again"
+    actual = EvaluateStage.of(stage(models, judge=judge))
+    assert isinstance(actual.pairwise_judge, EndpointJudgeConfig)
+    assert (actual.judge, actual.metrics) == (None, ["win_rate"])
+    assert EvaluateStage.of(actual.model_dump()) == actual, "a resolved recipe can be read again"
     with pytest.raises(ConfigError, match="judge_score"):
         EvaluateStage.of(stage(models, judge=judge, metrics=["judge_score"]))
     with pytest.raises(ConfigError, match="urll"):
@@ -78,21 +83,21 @@ def test_a_jury_of_rules_runs_as_a_stage_and_as_a_function(models, tmp_path):
     Pipeline(RecipeConfig.of(recipe)).run()
     document = json.loads((tmp_path / "x" / "evaluate" / "evaluation.json").read_text())
     rate = document["metrics"]["changes"]["win_rate"]["after"]["value"]
-    found = evaluate_model(
+    evaluation = evaluate_model(
         str(models / "one"), str(models / "prompts.jsonl"), ["win_rate"], baseline=str(models / "two"), judge=jury
     )
-    assert 0 <= found["win_rate"] <= 1
+    assert 0 <= evaluation["win_rate"] <= 1
     assert 0 <= rate <= 1
 
 
 def test_verdicts_that_cannot_be_read_leave_the_win_rate_missing(models):
     with serving(says(chat("I like both.")), path="/v1") as service:
-        found = evaluate_model(
+        evaluation = evaluate_model(
             str(models / "one"), ["Cow?", "Cat?"], ["win_rate"], baseline=str(models / "two"),
             judge={"type": "endpoint", "url": service.url, "model": "m"},
         )  # fmt: skip
-    assert not found.interval("win_rate").measured
-    assert "read" in found.interval("win_rate").reason or "verdict" in found.interval("win_rate").reason
+    assert not evaluation.interval("win_rate").measured
+    assert "read" in evaluation.interval("win_rate").reason or "verdict" in evaluation.interval("win_rate").reason
 
 
 def test_a_judge_that_compares_is_looked_at_for_independence_too():

@@ -23,8 +23,8 @@ from rlhf.training.monitoring.guards import Guards
 
 
 def rollout(step, **metrics):
-    found = {"grpo/score_mean": 0.1 * step, **{f"grpo/{name}": value for name, value in metrics.items()}}
-    return {"event": "metrics", "step": step, "metrics": found}
+    event = {"grpo/score_mean": 0.1 * step, **{f"grpo/{name}": value for name, value in metrics.items()}}
+    return {"event": "metrics", "step": step, "metrics": event}
 
 
 def alarm(step, metric, value, limit, **more):
@@ -36,20 +36,20 @@ KL = [0.0, 4.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 386.0]
 
 def test_an_alarm_whose_metric_never_came_back_still_holds():
     events = [rollout(step + 1, ref_kl=kl, length_mean=64.0) for step, kl in enumerate(KL)]
-    found = training_of([*events[:3], alarm(3, "grpo/ref_kl", 20.0, 15.0), *events[3:]], "grpo")
-    (held,) = found.alarms
+    training = training_of([*events[:3], alarm(3, "grpo/ref_kl", 20.0, 15.0), *events[3:]], "grpo")
+    (held,) = training.alarms
     assert (held.guard, held.step, held.limit, held.value) == ("kl", 3, 15.0, 233.0)
-    assert found.rollouts == 10
-    assert found.last["kl_per_token"] == pytest.approx(233 / 64)
-    assert found.first["kl_per_token"] == 0
+    assert training.rollouts == 10
+    assert training.last["kl_per_token"] == pytest.approx(233 / 64)
+    assert training.first["kl_per_token"] == 0
 
 
 @pytest.mark.parametrize("value", [20.0, 0.2])
 def test_an_alarm_that_passed_does_not(value):
     """Above its limit once, or below."""
     events = [rollout(step, ref_kl=value if step == 3 else 5.0) for step in range(1, 11)]
-    found = training_of([*events, alarm(3, "grpo/ref_kl", value, 15.0 if value > 5 else 1.0)], "grpo")
-    assert found.alarms == ()
+    training = training_of([*events, alarm(3, "grpo/ref_kl", value, 15.0 if value > 5 else 1.0)], "grpo")
+    assert training.alarms == ()
 
 
 @pytest.mark.parametrize(("detector", "held"), [("win_rate_drop", 1), ("judge_gap", 0), ("simple_spikes", 0)])
@@ -105,13 +105,13 @@ def test_training_is_followed_from_the_policy_to_the_baseline_through_folders_of
         log = TrainingLogger(tmp_path / run, stage=stage)
         log.write("stage_start", key=stage)
         log.metrics(1, {"grpo/score_mean": 1.0, "grpo/eos_frac": 0.9})
-    found, untraced = training_between(str(policy), str(base))
+    actual, untraced = training_between(str(policy), str(base))
     assert untraced is None
-    assert [(each.stage, each.rollouts) for each in found] == [("grpo", 1), ("warm", 1)]
-    assert found[0].last["cut"] == pytest.approx(0.1)
+    assert [(each.stage, each.rollouts) for each in actual] == [("grpo", 1), ("warm", 1)]
+    assert actual[0].last["cut"] == pytest.approx(0.1)
     assert [each.stage for each in training_between(str(policy), str(middle))[0]] == ["grpo"]
     copy = shutil.copytree(policy, tmp_path / "copies" / "policy")
-    assert training_between(str(copy), str(base), runs=tmp_path)[0] == found
+    assert training_between(str(copy), str(base), runs=tmp_path)[0] == actual
     (copy / "model.safetensors").write_text("others")
     checkpoint = shutil.copytree(policy, tmp_path / "second" / "grpo" / "checkpoint-5")
     for unknown in (copy, checkpoint):
@@ -181,8 +181,8 @@ def test_the_second_metric_of_a_guard_is_heard_after_the_first():
 
 def test_answers_that_became_empty_are_among_the_last_figures():
     events = [rollout(step, empty_frac=0.0 if step < 8 else 0.9) for step in range(1, 11)]
-    found = training_of(events, "grpo")
-    assert (found.first["empty"], found.last["empty"]) == (0.0, 0.9)
+    training = training_of(events, "grpo")
+    assert (training.first["empty"], training.last["empty"]) == (0.0, 0.9)
 
 
 def test_what_a_learned_judge_was_trained_on_is_found_by_its_lineage(tmp_path):
@@ -196,8 +196,8 @@ def test_what_a_learned_judge_was_trained_on_is_found_by_its_lineage(tmp_path):
     assert known.unseen_frac("rrrrnrrr") == 1
     assert known.is_long("x" * 100)
     copy = shutil.copytree(judge, tmp_path / "copies" / "judge")
-    found = judge_texts(LearnedRewardConfig(kind="learned", source=str(copy)), runs=tmp_path)
-    assert isinstance(found, KnownTexts)
+    source = judge_texts(LearnedRewardConfig(kind="learned", source=str(copy)), runs=tmp_path)
+    assert isinstance(source, KnownTexts)
     (tmp_path / "run" / "pairs.jsonl").unlink()
     gone = judge_texts(LearnedRewardConfig(kind="learned", source=str(judge)))
     assert isinstance(gone, str)
@@ -235,6 +235,6 @@ def test_the_record_of_a_stage_without_rollouts_ends_with_its_last_steps(tmp_pat
         {"event": "metrics", "step": step, "metrics": {"grad_norm": 1.0 if step < 9 else 90.0}} for step in range(1, 11)
     ]
     spiked = alarm(9, "grad_norm", 90.0, 10.0)
-    found = training_of([*events, spiked], "dpo")
-    assert (found.rollouts, len(found.alarms)) == (0, 1)
-    json.dumps(found.to_dict(), allow_nan=False)
+    training = training_of([*events, spiked], "dpo")
+    assert (training.rollouts, len(training.alarms)) == (0, 1)
+    json.dumps(training.to_dict(), allow_nan=False)

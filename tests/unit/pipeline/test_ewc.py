@@ -66,7 +66,7 @@ def test_every_stage_that_trains_a_policy_takes_it(kind, tmp_path, monkeypatch):
     events = run(stage(kind, tmp_path), tmp_path)
     metrics = [event["metrics"] for event in events if event["event"] == "metrics"]
     assert metrics
-    assert all("loss/ewc" in found for found in metrics)
+    assert all("loss/ewc" in actual for actual in metrics)
     assert metrics[0]["loss/ewc"] == 0, "the policy stands where it came from"
     assert any("ewc.data: 3 rows" in event.get("message", "") for event in events), "so many rows were measured"
 

@@ -235,9 +235,9 @@ def test_a_judge_or_prompts_that_training_saw_are_named(models, tmp_path):
         },
     }  # fmt: skip
     recipe = RecipeConfig.of({"name": "run", "output_dir": str(tmp_path / "runs"), "stages": stages})
-    found = find_leakage(recipe.stages, recipe.stages["gate"])
-    assert found.judge == ("grpo",)
-    assert found.prompts == ("grpo",)
+    leakage = find_leakage(recipe.stages, recipe.stages["gate"])
+    assert leakage.judge == ("grpo",)
+    assert leakage.prompts == ("grpo",)
     with pytest.raises(UndecidedGateError, match="rlhf registry promote"):
         Pipeline(recipe).run()  # nothing but a comparison, and nobody to be compared with
     Registry(tmp_path / "registry").promote(models[0])

@@ -20,9 +20,9 @@ def split(tmp_path, rows=ROWS, *, name="pairs.jsonl", frac=0.1, seed=3):
 
 
 def test_all_rows_of_a_prompt_go_to_one_side_and_no_row_is_lost(tmp_path):
-    found = split(tmp_path)
-    training, held_out = rows_in(found.training), rows_in(found.held_out)
-    assert (found.num_held_out, found.num_prompts) == (2, 20)
+    parts = split(tmp_path)
+    training, held_out = rows_in(parts.training), rows_in(parts.held_out)
+    assert (parts.num_held_out, parts.num_prompts) == (2, 20)
     assert len(held_out) == 6, "three rows of each of the two prompts"
     assert {row["prompt"] for row in training}.isdisjoint({row["prompt"] for row in held_out})
     assert sorted(row["margin"] for row in training + held_out) == list(range(60))

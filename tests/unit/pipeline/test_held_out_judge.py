@@ -55,21 +55,21 @@ def shared(folder, judge):
     "judge", ["stage:reward", "rules", {"kind": "learned", "source": "stage:reward", "name": "other"}]
 )
 def test_a_judge_that_is_the_reward_or_a_part_of_it_is_refused(tmp_path, judge):
-    found = shared(tmp_path, judge)
-    assert found.is_reward
-    assert "allow_shared" in found.refusal
+    shared_origins = shared(tmp_path, judge)
+    assert shared_origins.is_reward
+    assert "allow_shared" in shared_origins.refusal
 
 
 def test_a_judge_trained_on_the_rewards_pairs_is_refused_by_name(tmp_path):
-    found = shared(tmp_path, "stage:same_rows")
-    assert (found.is_reward, found.rows) == (False, ("stage reward",))
-    assert "stage reward" in found.refusal
+    shared_origins = shared(tmp_path, "stage:same_rows")
+    assert (shared_origins.is_reward, shared_origins.rows) == (False, ("stage reward",))
+    assert "stage reward" in shared_origins.refusal
 
 
 def test_a_shared_base_model_is_said_and_not_refused(tmp_path):
-    found = shared(tmp_path, "stage:same_base")
-    assert (found.refusal, found.origin) == ("", "stage sft")
-    assert "stage sft" in found.note
+    shared_origins = shared(tmp_path, "stage:same_base")
+    assert (shared_origins.refusal, shared_origins.origin) == ("", "stage sft")
+    assert "stage sft" in shared_origins.note
 
 
 @pytest.mark.parametrize("judge", ["stage:apart", "rlhf.evaluation.judges:world_judge"])
@@ -117,8 +117,8 @@ def test_a_detector_that_needs_a_judge_is_refused_where_there_is_none(tmp_path):
 def test_validate_counts_the_held_out_prompts(tmp_path, count, level):
     recipe = recipe_of(tmp_path, "stage:apart")
     (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"prompt": f"new {k}"}) + "\n" for k in range(count)))
-    found = [p.level for p in find_problems(recipe, deep=True) if p.key == "eval_prompts"]
-    assert found == ([] if level is None else [level])
+    levels = [p.level for p in find_problems(recipe, deep=True) if p.key == "eval_prompts"]
+    assert levels == ([] if level is None else [level])
 
 
 def test_a_copy_of_the_reward_is_refused_before_training(tmp_path, monkeypatch):
@@ -151,14 +151,14 @@ def test_a_reward_is_no_judge_of_its_average_nor_the_average_of_it(tmp_path, mon
     mean = str(averaged(tmp_path / "mean", run / "apart" / "model", run / "reward" / "model", gone=gone))
     apart = str(averaged(tmp_path / "other", run / "apart" / "model", gone=gone))
 
-    def found(judge, **ppo):
+    def judge_shared(judge, **ppo):
         recipe = recipe_of(tmp_path, judge, **ppo)
         return find_shared_judge(recipe.stages, recipe.stages["ppo"], run=run, runs=run.parent)
 
-    assert found(mean).is_reward
-    assert found("stage:reward", reward=mean).is_reward
-    assert found(mean, reward=apart).is_reward, "both hold the same model"
-    assert not found(apart).is_reward
+    assert judge_shared(mean).is_reward
+    assert judge_shared("stage:reward", reward=mean).is_reward
+    assert judge_shared(mean, reward=apart).is_reward, "both hold the same model"
+    assert not judge_shared(apart).is_reward
     with pytest.raises(ConfigError, match="allow_shared"):
         Pipeline(recipe_of(tmp_path, mean)).run()
 
@@ -168,8 +168,8 @@ def test_the_rows_of_an_averages_parts_count(tmp_path, monkeypatch):
     Pipeline(recipe_of(tmp_path, "stage:apart")).run(until="apart")
     run = tmp_path / "runs" / "watched"
     recipe = recipe_of(tmp_path, str(averaged(tmp_path / "mean", run / "same_rows" / "model")))
-    found = find_shared_judge(recipe.stages, recipe.stages["ppo"], run=run, runs=run.parent)
-    assert (found.is_reward, found.rows) == (False, ("stage reward",))
+    shared_judge = find_shared_judge(recipe.stages, recipe.stages["ppo"], run=run, runs=run.parent)
+    assert (shared_judge.is_reward, shared_judge.rows) == (False, ("stage reward",))
 
 
 def test_a_damaged_record_of_an_average_is_named(tmp_path):

@@ -45,38 +45,38 @@ def seen(**evaluation):
 
 
 def test_an_independent_evaluation_has_nothing_to_confess():
-    found = seen()
-    assert found == Leakage()
-    assert found.warnings == []
-    assert found.about_prompts == "prompts of a file that no stage learned from"
-    assert found.about_judge == "which no policy was trained against"
+    leakage = seen()
+    assert leakage == Leakage()
+    assert leakage.warnings == []
+    assert leakage.about_prompts == "prompts of a file that no stage learned from"
+    assert leakage.about_judge == "which no policy was trained against"
 
 
 @pytest.mark.parametrize(
     "judge", ["stage:reward", "rules", {"kind": "learned", "source": "stage:reward", "name": "other"}]
 )
 def test_a_judge_that_is_a_part_of_the_reward_is_told_whatever_its_weight_and_name(judge):
-    found = seen(judge=judge)
-    assert found.judge == ("ppo",)
-    [warning] = found.warnings
+    leakage = seen(judge=judge)
+    assert leakage.judge == ("ppo",)
+    [warning] = leakage.warnings
     assert "The judge is the reward that stage ppo trained against" in warning
     assert "Judge by something that no stage has seen" in warning
-    assert found.about_judge == "which is what stage ppo trained against"
+    assert leakage.about_judge == "which is what stage ppo trained against"
 
 
 def test_prompts_of_every_stage_behind_the_policy_are_told_by_name():
-    found = seen(policy="stage:dpo", prompts=["new.jsonl", PAIRS])
-    assert found.prompts == ("dpo", "ppo")
-    [warning] = found.warnings
+    leakage = seen(policy="stage:dpo", prompts=["new.jsonl", PAIRS])
+    assert leakage.prompts == ("dpo", "ppo")
+    [warning] = leakage.warnings
     assert "The prompts are those that stages dpo and ppo learned from" in warning
     assert "Hold prompts out" in warning
-    assert found.about_prompts == "prompts that stages dpo and ppo learned from"
+    assert leakage.about_prompts == "prompts that stages dpo and ppo learned from"
 
 
 def test_a_reward_model_trained_on_the_pairs_that_the_policy_learned_from_is_no_independent_judge():
-    found = seen(policy="stage:dpo", judge="stage:reward")
-    assert (found.judge, found.judge_rows) == (("ppo",), ("dpo",))
-    assert "shares their mistakes" in found.warnings[1]
+    leakage = seen(policy="stage:dpo", judge="stage:reward")
+    assert (leakage.judge, leakage.judge_rows) == (("ppo",), ("dpo",))
+    assert "shares their mistakes" in leakage.warnings[1]
     assert seen(judge="other/model").warnings == []
 
 

@@ -11,12 +11,12 @@ from rlhf.config.judges import certificate_file
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, DataError
 from rlhf.pipeline.judge_certificates import check_certified, uncertified_judges
-from rlhf.rewards.pairwise.certificate import asked_by
 from rlhf.pipeline.report.run_data import read_run
 from rlhf.pipeline.report.words import headline
 from rlhf.pipeline.run import Pipeline
 from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.validate import find_problems
+from rlhf.rewards.pairwise.certificate import asked_by
 from rlhf.training.log import TrainingLogger
 from tests.unit.pipeline.test_evaluate_judges import models, stage
 from tests.unit.rewards.pairwise.endpoint import judging, longer
@@ -43,8 +43,8 @@ def certified(tmp_path):
     """A file of settings with a certificate next to it."""
     (tmp_path / "votes.jsonl").write_text("{}\n")
     (tmp_path / "judge.yaml").write_text(json.dumps(PLAIN))
-    found = certificate_of(PLAIN, tmp_path, labels=tmp_path / "votes.jsonl")
-    certificate_file(tmp_path / "judge.yaml").write_text(json.dumps(found))
+    actual = certificate_of(PLAIN, tmp_path, labels=tmp_path / "votes.jsonl")
+    certificate_file(tmp_path / "judge.yaml").write_text(json.dumps(actual))
     return str(tmp_path / "judge.yaml")
 
 
@@ -76,8 +76,8 @@ def test_a_judge_that_a_stage_trains_is_looked_at_where_it_is(tmp_path):
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "votes.jsonl").write_text("{}\n")
-    found = certificate_of({"type": "local", "path": str(model)}, tmp_path, labels=tmp_path / "votes.jsonl")
-    (tmp_path / "grm.json").write_text(json.dumps(found))
+    actual = certificate_of({"type": "local", "path": str(model)}, tmp_path, labels=tmp_path / "votes.jsonl")
+    (tmp_path / "grm.json").write_text(json.dumps(actual))
     judge = {"type": "local", "path": "stage:grm", "certificate": str(tmp_path / "grm.json")}
     check_certified(GateStage.of(gate(judge)), at(tmp_path))
     (model / "model.safetensors").write_bytes(b"other weights")
@@ -92,8 +92,8 @@ def test_validation_refuses_the_gate_before_anything_trains_and_warns_of_other_s
             "gate": gate(PLAIN),
         }}
     )  # fmt: skip
-    found = [(p.stage, p.level) for p in find_problems(recipe, deep=False) if "has no certificate" in p.message]
-    assert found == [("evaluate", "warning"), ("gate", "error")]
+    actual = [(p.stage, p.level) for p in find_problems(recipe, deep=False) if "has no certificate" in p.message]
+    assert actual == [("evaluate", "warning"), ("gate", "error")]
 
 
 def test_the_report_says_so_first(models, tmp_path):

@@ -24,11 +24,11 @@ def made(folder, *rows, **settings):
     settings = {"template": str(folder / "template.txt"), **settings}
     stage = JudgeRowsStage.of({"kind": "judge_rows", "pairs": str(folder / "pairs.jsonl"), **settings})
     outcome = run_judge_rows(stage, StageContext("rows", folder, TrainingLogger()))
-    found = [
+    documents = [
         [json.loads(line) for line in (folder / "rows" / name).read_text().splitlines()]
         for name in ("demonstrations.jsonl", "prompts.jsonl")
     ]
-    return (*found, outcome)
+    return (*documents, outcome)
 
 
 def by_length(prompts, first, second, verdicts, **columns):

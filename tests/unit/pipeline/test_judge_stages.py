@@ -115,9 +115,9 @@ def test_labeled_steps_become_a_judge_of_steps(folder, tmp_path):
         folder, tmp_path, ProcessRewardStage, "prm", "steps", extra_layers=1, lm_coef=0.1, aggregate="min"
     )
     assert outcome.headline.startswith("4 solutions, 2 steps, first wrong step ")
-    found = json.loads((at / "evaluation.json").read_text())["process_reward_model"]
-    assert found["first_wrong"]["n"] == found["sound"]["n"] == 2
-    assert found["always_last"] == 1.0
+    process_reward_model = json.loads((at / "evaluation.json").read_text())["process_reward_model"]
+    assert process_reward_model["first_wrong"]["n"] == process_reward_model["sound"]["n"] == 2
+    assert process_reward_model["always_last"] == 1.0
     scorer = build_reward({"kind": "process", "source": str(at / "model")})
     assert 0 < scorer.score([Prompt("p", [], "q1")], [TextCompletion("a=1\nb=2")]).scores[0] < 1
     assert ProcessRewardModel.from_pretrained(str(at / "model")).aggregate == "min"

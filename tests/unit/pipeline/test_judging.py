@@ -79,9 +79,9 @@ def test_every_kind_of_reward_judges(kind, weight, folder, tmp_path):
         spec = judge_of(kind, folder, service.url)
         plain = judge_completions(opened(spec, tmp_path), prompts, completions)
         judge = opened({**spec, "weight": weight}, tmp_path)
-        found = judge_completions(judge, prompts, completions)
+        judged = judge_completions(judge, prompts, completions)
         texts = run_judge(judge, ["q", "q"], list(TEXTS), columns=COLUMNS)
-    assert found.scores == pytest.approx([weight * score for score in plain.scores])
+    assert judged.scores == pytest.approx([weight * score for score in plain.scores])
     assert len(texts.scores) == 2
     assert judge_name(judge)
     if kind in ("exact", "numeric", "math", "pattern"):
@@ -102,9 +102,9 @@ def test_stage_inputs_become_files_wherever_a_reward_names_them(tmp_path):
 
 
 def test_parts_of_a_score_are_metrics(tmp_path):
-    found = judge_completions(opened({"kind": "numeric"}, tmp_path), *samples("#### 7", "8", **COLUMNS))
-    assert found.scores == [1.0, 0.0]
-    assert found.metrics == {"numeric/format": [1.0, 0.0]}
+    judged = judge_completions(opened({"kind": "numeric"}, tmp_path), *samples("#### 7", "8", **COLUMNS))
+    assert judged.scores == [1.0, 0.0]
+    assert judged.metrics == {"numeric/format": [1.0, 0.0]}
 
 
 def test_a_verifier_without_its_column_names_the_sample(tmp_path):

@@ -47,16 +47,16 @@ def answers(path, rows):
 
 
 def test_two_models_are_compared_and_the_record_says_all(models, tmp_path):
-    found = compare_models(settings(models, samples_per_prompt=2), tmp_path)
+    compared = compare_models(settings(models, samples_per_prompt=2), tmp_path)
     record = json.loads((tmp_path / "comparison.json").read_text())
     assert record["win_rate"]["n"] == 6
     assert record["wins"] + record["ties"] + record["losses"] == 12
-    assert record["sentence"] == found.sentence
+    assert record["sentence"] == compared.sentence
     assert set(record["per_prompt"]["win_rate"])
     assert len(record["per_prompt"]["win_rate"]) == 6
     assert record["a"]["content"] != record["b"]["content"]
     assert (record["samples_per_prompt"], record["seed"]) == (2, 0)
-    assert found.sentence in (tmp_path / "comparison.md").read_text()
+    assert compared.sentence in (tmp_path / "comparison.md").read_text()
 
 
 def test_a_second_start_samples_nothing_and_another_seed_does(models, tmp_path, monkeypatch):
@@ -76,30 +76,30 @@ def test_a_second_start_samples_nothing_and_another_seed_does(models, tmp_path, 
 def test_an_endpoint_is_asked_about_both_orders_once_and_never_again(models, tmp_path):
     with serving(judging(longer), path="/v1") as service:
         judge = {"type": "endpoint", "url": service.url, "model": "m"}
-        found = compare_models(settings(models, judge=judge), tmp_path)
+        compared = compare_models(settings(models, judge=judge), tmp_path)
         asked = len(service.asked)
-        assert asked == found.comparison.asked > 0
+        assert asked == compared.comparison.asked > 0
         compare_models(settings(models, judge=judge), tmp_path)
         assert len(service.asked) == asked
     assert (tmp_path / "verdicts.jsonl").read_bytes().count(b"\n") == asked
     same = compare_models(settings(models), tmp_path / "by_rule")
-    assert found.comparison.win_rate == same.comparison.win_rate
+    assert compared.comparison.win_rate == same.comparison.win_rate
 
 
 def test_files_of_completions_need_no_model(tmp_path):
     cut = {"finish_reason": "length"}
     a = answers(tmp_path / "a.jsonl", [("p", "aaa", {}), ("q", "a", cut), ("p", "aaaa", {}), ("q", "a", {})])
     b = answers(tmp_path / "b.jsonl", [("q", "bb", {}), ("p", "b", {}), ("q", "bb", {}), ("p", "b", {})])
-    found = compare_models(CompareConfig.of({"a": a, "b": b, "judge": "longer"}), tmp_path / "out")
-    assert found.num_samples == 2
-    assert sorted(found.comparison.per_prompt.values()) == [0.0, 1.0]
-    assert any("is a file" in note for note in found.independence.notes)
+    compared = compare_models(CompareConfig.of({"a": a, "b": b, "judge": "longer"}), tmp_path / "out")
+    assert compared.num_samples == 2
+    assert sorted(compared.comparison.per_prompt.values()) == [0.0, 1.0]
+    assert any("is a file" in note for note in compared.independence.notes)
 
 
 def test_a_file_against_a_model_asks_the_model_the_file_s_prompts(models, tmp_path):
     a = answers(tmp_path / "a.jsonl", [("What?", "x" * 200, {}), ("Who?", "x" * 200, {})])
-    found = compare_models(settings(models, a=a, prompts=None), tmp_path / "out")
-    assert found.comparison.wins == 2
+    compared = compare_models(settings(models, a=a, prompts=None), tmp_path / "out")
+    assert compared.comparison.wins == 2
 
 
 def test_sides_that_do_not_match_are_refused(models, tmp_path):
@@ -171,24 +171,24 @@ def independence(judge, *sides, runs=None):
 
 
 def test_the_reward_that_a_policy_was_trained_against_is_no_judge_of_it(old):
-    found = independence({"type": "reward_model", "path": str(old / "reward" / "model")}, old / "ppo", old / "sft")
-    assert any("trained against" in text for text in found.shared)
+    actual = independence({"type": "reward_model", "path": str(old / "reward" / "model")}, old / "ppo", old / "sft")
+    assert any("trained against" in text for text in actual.shared)
     with pytest.raises(ConfigError, match="allow_shared_judge"):
-        check_independent(found, allowed=False)
-    check_independent(found, allowed=True)
+        check_independent(actual, allowed=False)
+    check_independent(actual, allowed=True)
     jury = {"type": "jury", "members": ["longer", {"type": "reward_model", "path": str(old / "reward" / "model")}]}
     assert independence(jury, old / "ppo").shared, "nor as a member of a jury"
 
 
 def test_a_copy_of_it_is_found_by_its_weights(old, tmp_path):
     copy = shutil.copytree(old / "reward" / "model", tmp_path / "elsewhere")
-    found = independence({"type": "reward_model", "path": str(copy)}, old / "ppo", runs=old.parent)
-    assert any("trained against" in text for text in found.shared)
+    actual = independence({"type": "reward_model", "path": str(copy)}, old / "ppo", runs=old.parent)
+    assert any("trained against" in text for text in actual.shared)
 
 
 def test_a_model_that_the_policy_was_made_from_is_no_judge_of_it(old):
-    found = independence({"type": "local", "path": str(old / "sft" / "model")}, old / "ppo")
-    assert any("made from" in text for text in found.shared)
+    actual = independence({"type": "local", "path": str(old / "sft" / "model")}, old / "ppo")
+    assert any("made from" in text for text in actual.shared)
     assert any("made from" in text for text in independence({"type": "local", "path": "embedded"}, old / "ppo").shared)
 
 
@@ -199,10 +199,10 @@ def test_a_base_model_in_common_is_said_and_not_refused(old, tmp_path):
     other.run(until="reward")
     looks_like_models(tmp_path / "second" / "runs" / "loop")
     judge = {"type": "reward_model", "path": str(tmp_path / "second" / "runs" / "loop" / "reward" / "model")}
-    found = independence(judge, old / "ppo")
-    assert not found.shared
-    assert any("embedded" in note for note in found.notes)
-    check_independent(found, allowed=False)
+    actual = independence(judge, old / "ppo")
+    assert not actual.shared
+    assert any("embedded" in note for note in actual.notes)
+    check_independent(actual, allowed=False)
 
 
 def test_compare_refuses_before_it_samples(models, old, tmp_path):
@@ -238,9 +238,9 @@ def test_the_command_prints_one_verdict_and_takes_a_judge_as_a_file_or_as_settin
     record = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert (record["verdict"], record["win_rate"]["value"]) == ("better", 1.0)
     by_settings = rlhf_compare(a, b, "judge.type=function", "judge.function=shorter", "--json")
-    found = json.loads(by_settings.output)
-    assert found["verdict"] == "worse"
-    assert "per_prompt" not in found
+    document = json.loads(by_settings.output)
+    assert document["verdict"] == "worse"
+    assert "per_prompt" not in document
     changed = rlhf_compare(a, b, "--judge", "judge.yaml", "judge.tie_band=5", "--json")
     assert json.loads(changed.output)["verdict"] == "not yet known"
     assert len(list((tmp_path / "runs" / "compare").iterdir())) == 1

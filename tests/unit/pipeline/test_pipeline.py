@@ -182,9 +182,9 @@ def test_dropout_of_a_policy_is_off_in_policy_stages(tmp_path):
     policy.model.config.attention_dropout = 0.3
     policy.save_pretrained(model)
     grpo["model"] = str(model)
-    found = run(tmp_path, grpo=grpo).artifacts["grpo"].metrics
-    assert found["grpo/ratio_mean"] == pytest.approx(1, abs=1e-5)
-    assert "eval/score_mean" in found
+    metrics = run(tmp_path, grpo=grpo).artifacts["grpo"].metrics
+    assert metrics["grpo/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert "eval/score_mean" in metrics
 
 
 def test_a_chat_template_by_name_is_saved_as_text_and_serves_later_stages(tmp_path):

@@ -106,14 +106,14 @@ def test_one_changed_key_redoes_its_stage_and_what_depends_on_it(tmp_path, done,
     value, reason = CHANGES[place]
     changed = pipeline_of(tmp_path, **{place: value})
     stage = place.partition("__")[0]
-    found = planned(changed)
+    planned_stages = planned(changed)
     affected = dependants(changed.recipe, stage)
-    assert {name for name, (action, _) in found.items() if action == "done again"} == affected
-    assert {name for name, (action, _) in found.items() if action == "kept"} == set(ORDER) - affected
-    assert reason in found[stage][1]
+    assert {name for name, (action, _) in planned_stages.items() if action == "done again"} == affected
+    assert {name for name, (action, _) in planned_stages.items() if action == "kept"} == set(ORDER) - affected
+    assert reason in planned_stages[stage][1]
     for name in affected - {stage}:
-        assert "is done again" in found[name][1]
-        assert found[name][1].startswith("stage ")
+        assert "is done again" in planned_stages[name][1]
+        assert planned_stages[name][1].startswith("stage ")
     changed.run()
     assert done == [name for name in ORDER if name in affected]
 
@@ -142,10 +142,10 @@ def test_another_content_of_a_data_file_is_told_with_both_hashes(tmp_path, done)
     data.write_text('{"prompt": "a", "completion": "c"}\n')
     after = hashlib.sha256(data.read_bytes()).hexdigest()[:6]
     why = f"{data} has other content (sha256 {before}.. -> {after}..)"
-    found = planned(pipeline_of(tmp_path))
-    assert found["sft"] == ("done again", why)
-    assert found["alone"] == ("done again", why)
-    assert found["world"] == ("kept", "")
+    planned_stages = planned(pipeline_of(tmp_path))
+    assert planned_stages["sft"] == ("done again", why)
+    assert planned_stages["alone"] == ("done again", why)
+    assert planned_stages["world"] == ("kept", "")
     pipeline = pipeline_of(tmp_path)
     data.unlink()
     assert planned(pipeline)["sft"] == ("done again", f"{data} is not there any more")
@@ -161,9 +161,9 @@ def test_a_missing_or_shortened_file_of_a_result_is_a_reason(tmp_path, done):
         "model/model.safetensors has 10 bytes and was written with 64",
     )
     model.unlink()
-    found = planned(pipeline_of(tmp_path))
-    assert found["reward"] == ("done again", "a file is missing: model/model.safetensors")
-    assert found["ppo"] == ("kept", "if stage reward comes out as it was")
+    planned_stages = planned(pipeline_of(tmp_path))
+    assert planned_stages["reward"] == ("done again", "a file is missing: model/model.safetensors")
+    assert planned_stages["ppo"] == ("kept", "if stage reward comes out as it was")
     done.clear()
     pipeline_of(tmp_path).run()
     assert done == ["reward"], "it came out as it was, so nothing that was made from it is done again"
@@ -233,9 +233,9 @@ def edit(library: Path, *names: str) -> None:
 def test_changed_code_redoes_the_stages_that_use_it(tmp_path, done, library, file, affected):
     pipeline_of(tmp_path).run()
     edit(library, file)
-    found = planned(pipeline_of(tmp_path))
+    planned_stages = planned(pipeline_of(tmp_path))
     for name in ORDER:
-        assert (f"code changed: {file}" in found[name][1]) is (name in affected), (name, found[name])
+        assert (f"code changed: {file}" in planned_stages[name][1]) is (name in affected), (name, planned_stages[name])
     again = planned(pipeline_of(tmp_path), ignore_code=True)
     assert {action for action, _ in again.values()} == {"kept"}
     assert all((f"code changed: {file}, which --ignore-code lets pass" in again[name][1]) for name in affected)
@@ -259,9 +259,9 @@ def test_a_setting_that_a_new_version_brings_counts_as_code(tmp_path, done):
     record["settings"]["gone"] = 3
     path.write_text(json.dumps(record))
     why = "this version has no setting gone any more", "this version has a new setting ema_decay, null by default"
-    found = planned(pipeline_of(tmp_path))["alone"]
-    assert found[0] == "done again"
-    assert all(words in found[1] for words in why)
+    alone = planned(pipeline_of(tmp_path))["alone"]
+    assert alone[0] == "done again"
+    assert all(words in alone[1] for words in why)
     assert planned(pipeline_of(tmp_path), ignore_code=True)["alone"][0] == "kept"
     assert planned(pipeline_of(tmp_path, alone__ema_decay=0.5), ignore_code=True)["alone"][0] == "done again"
 
@@ -273,8 +273,8 @@ def test_a_record_of_an_older_version_says_so(tmp_path, done):
     for key in ("settings", "sizes", "code", "contents", "asked", "finished", "versions"):
         del record[key]
     path.write_text(json.dumps(record))
-    found = planned(pipeline_of(tmp_path))["alone"]
-    assert found == ("done again", "it was made by an older version, which did not record what from")
+    alone = planned(pipeline_of(tmp_path))["alone"]
+    assert alone == ("done again", "it was made by an older version, which did not record what from")
 
 
 def test_a_broken_off_stage_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
@@ -288,9 +288,9 @@ def test_a_broken_off_stage_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     done = install(monkeypatch, reward=breaks)
     with pytest.raises(KeyError, match="a bug"):
         pipeline_of(tmp_path).run()
-    found = planned(pipeline_of(tmp_path))
-    assert found["reward"] == ("goes on", "unfinished, from step 120")
-    assert found["ppo"][0] == "new"
+    planned_stages = planned(pipeline_of(tmp_path))
+    assert planned_stages["reward"] == ("goes on", "unfinished, from step 120")
+    assert planned_stages["ppo"][0] == "new"
     assert {p.name: p.key for p in pipeline_of(tmp_path).plan()}.keys() == set(ORDER)
     assert planned(pipeline_of(tmp_path, reward__epochs=7))["reward"] == ("done again", "epochs was 1.0, is 7.0")
     foreseen = {p.name: p.key for p in pipeline_of(tmp_path).plan()}
@@ -318,10 +318,15 @@ def test_checkpoints_at_multiples_of_keep_every_stay(tmp_path, monkeypatch):
 def test_from_a_stage_redoes_it_and_what_depends_on_it_and_says_so(tmp_path, done):
     pipeline_of(tmp_path).run()
     done.clear()
-    found = planned(pipeline_of(tmp_path), from_stage="reward")
-    assert found["reward"] == ("done again", "asked for by --from reward")
-    assert found["ppo"] == ("done again", "stage reward is done again")
-    assert {name for name, (action, _) in found.items() if action == "kept"} == {"world", "sft", "pairs", "alone"}
+    planned_stages = planned(pipeline_of(tmp_path), from_stage="reward")
+    assert planned_stages["reward"] == ("done again", "asked for by --from reward")
+    assert planned_stages["ppo"] == ("done again", "stage reward is done again")
+    assert {name for name, (action, _) in planned_stages.items() if action == "kept"} == {
+        "world",
+        "sft",
+        "pairs",
+        "alone",
+    }
     pipeline_of(tmp_path).run(from_stage="reward")
     assert done == ["reward", "ppo", "evaluation"]
     assert not (tmp_path / "runs" / "loop" / plan.REQUEST).exists()
@@ -376,8 +381,8 @@ def test_a_broken_off_force_goes_on_with_the_same_command(tmp_path, monkeypatch)
     done = install(monkeypatch, ppo=breaks)
     with pytest.raises(KeyError, match="a bug"):
         pipeline_of(tmp_path).run(force=True)
-    found = planned(pipeline_of(tmp_path), force=True)
-    assert [found[name][0] for name in ORDER] == ["kept"] * 4 + ["goes on", "done again", "done again"]
+    planned_stages = planned(pipeline_of(tmp_path), force=True)
+    assert [planned_stages[name][0] for name in ORDER] == ["kept"] * 4 + ["goes on", "done again", "done again"]
     assert planned(pipeline_of(tmp_path))["ppo"][0] == "brought back", "without --force, what is there is good enough"
     broken = False
     done.clear()

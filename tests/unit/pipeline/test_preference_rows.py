@@ -37,9 +37,9 @@ def rows_of(answer, rows="preference"):
         seen.update(prompts=prompts, completions=completions, ended=ended, noise=noise)
         return [answer]
 
-    found = _rows(PROMPTS, SAMPLES, annotate, stage, noise=0.25)
+    labeled = _rows(PROMPTS, SAMPLES, annotate, stage, noise=0.25)
     assert seen == {"prompts": ["Which?"], "completions": [[" good", " bad"]], "ended": [[True, False]], "noise": 0.25}
-    return found
+    return labeled
 
 
 def test_a_choice_becomes_a_pair_with_the_sampled_ids_and_the_annotators_columns():

@@ -24,7 +24,7 @@ def test_a_stage_reads_the_rows_and_logs_their_loss(kind, tmp_path, monkeypatch)
     events = run(with_ptx(kind, tmp_path, coef=0.5, batch_size=2), tmp_path)
     metrics = [event["metrics"] for event in events if event["event"] == "metrics"]
     assert metrics
-    assert all(found["loss/ptx"] > 0 for found in metrics)
+    assert all(actual["loss/ptx"] > 0 for actual in metrics)
     assert any("ptx.data: 4 rows" in event.get("message", "") for event in events)
 
 

@@ -39,10 +39,10 @@ def config(tmp_path, files):
 
 
 def test_the_order_the_gaps_and_the_record(files, config, tmp_path):
-    found = rate_models(files, config, tmp_path / "out", runs=None)
-    assert [name.rpartition("/")[2] for name in found.order] == ["long.jsonl", "middle.jsonl", "short.jsonl"]
-    assert len(found.pairs) == 3
-    gap = found.behind_best(files[2])
+    rated = rate_models(files, config, tmp_path / "out", runs=None)
+    assert [name.rpartition("/")[2] for name in rated.order] == ["long.jsonl", "middle.jsonl", "short.jsonl"]
+    assert len(rated.pairs) == 3
+    gap = rated.behind_best(files[2])
     assert gap.value < 0
     assert gap.low < gap.value < gap.high
     record = json.loads((tmp_path / "out" / "ratings.json").read_text())
@@ -53,7 +53,7 @@ def test_the_order_the_gaps_and_the_record(files, config, tmp_path):
     assert page.index("long.jsonl |") < page.index("short.jsonl |")
     shown = (tmp_path / "out" / "ratings.html").read_text()
     assert f'<td class="n">{gap.low:+.0f} to {gap.high:+.0f}</td>' in shown
-    rate = found.pairs[files[0], files[2]].comparison.decided_on.value
+    rate = rated.pairs[files[0], files[2]].comparison.decided_on.value
     for part, other in ((rate, files[2]), (1 - rate, files[0])):
         assert f"<div>{percentage(part)} [" in shown
         assert f"against {other}</div>" in shown
@@ -64,28 +64,28 @@ def test_a_judge_that_always_prefers_a_place_is_named_for_each_pair(files, confi
     judge = tmp_path / "first.py"
     judge.write_text("def first(prompts, first, second):\n    return [1.0 for _ in prompts]\n")
     biased = config.updated(judge={"type": "function", "function": f"{judge}:first"})
-    found = rate_models(files, biased, tmp_path / "out", runs=None)
-    assert len(found.biases()) == 3
-    for (a, b), line in zip(found.pairs, found.biases(), strict=True):
+    rated = rate_models(files, biased, tmp_path / "out", runs=None)
+    assert len(rated.biases()) == 3
+    for (a, b), line in zip(rated.pairs, rated.biases(), strict=True):
         assert a in line
         assert b in line
         assert "first place" in line
         assert f"- {line}" in (tmp_path / "out" / "ratings.md").read_text()
-    assert json.loads((tmp_path / "out" / "ratings.json").read_text())["biases"] == found.biases()
+    assert json.loads((tmp_path / "out" / "ratings.json").read_text())["biases"] == rated.biases()
 
 
 def test_a_model_that_lost_everything_is_rated_with_a_prior_and_that_is_said(files, config, tmp_path):
     none = write(tmp_path / "none.jsonl", ["" for _ in range(40)])
-    found = rate_models([*files, none], config, tmp_path / "out", runs=None)
-    assert found.order[-1] == none
-    assert "against an average model" in found.note
-    assert math.isfinite(found.ratings.strengths[none])
+    rated = rate_models([*files, none], config, tmp_path / "out", runs=None)
+    assert rated.order[-1] == none
+    assert "against an average model" in rated.note
+    assert math.isfinite(rated.ratings.strengths[none])
 
 
 def test_models_that_always_tie_have_no_interval_and_that_is_said(config, tmp_path):
     same = [write(tmp_path / f"{name}.jsonl", ["aa"] * 40) for name in "xyz"]
-    found = rate_models(same, config, tmp_path / "out", runs=None)
-    gap = found.behind_best(found.order[1])
+    rated = rate_models(same, config, tmp_path / "out", runs=None)
+    gap = rated.behind_best(rated.order[1])
     assert gap.value == pytest.approx(0)
     assert math.isnan(gap.low)
     page = (tmp_path / "out" / "ratings.md").read_text()

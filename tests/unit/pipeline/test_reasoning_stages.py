@@ -65,8 +65,8 @@ def test_every_seed_holds_out_problems_of_its_own_unless_told_otherwise(tmp_path
     def prompts(name, **settings):
         stage = ReasoningStage.of({**FEW, **settings})
         run_reasoning(stage, StageContext(name, tmp_path, TrainingLogger()))
-        found = {file: rows_of(tmp_path / name / f"{file}.jsonl") for file in ("test_prompts", "prompts")}
-        return [[row["prompt"] for row in rows] for rows in found.values()]
+        actual = {file: rows_of(tmp_path / name / f"{file}.jsonl") for file in ("test_prompts", "prompts")}
+        return [[row["prompt"] for row in rows] for rows in actual.values()]
 
     one, other, same_split = prompts("a", seed=1), prompts("b", seed=2), prompts("c", seed=2, split_seed=1)
     assert one[0] != other[0]

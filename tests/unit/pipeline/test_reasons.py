@@ -33,9 +33,9 @@ def reasons(before, after):
     ],
 )  # fmt: skip
 def test_the_innermost_setting_that_differs_is_named(before, after, reason):
-    found = reasons({"reward": [before]}, {"reward": [after]})
-    assert found.reasons == [reason]
-    assert found.code == [], "no new version of this library did that: --ignore-code must not let it pass"
+    actual = reasons({"reward": [before]}, {"reward": [after]})
+    assert actual.reasons == [reason]
+    assert actual.code == [], "no new version of this library did that: --ignore-code must not let it pass"
 
 
 def test_a_reward_more_or_less_is_a_difference_of_the_recipe():

@@ -57,9 +57,9 @@ def test_however_a_stage_ends_the_log_says_so_and_the_rest_is_kept(tmp_path, mon
     done = install(monkeypatch, reward=raising(err))
     with pytest.raises(becomes) as caught:
         pipeline_of(tmp_path).run()
-    found = last_event(tmp_path, "reward")
-    assert found["event"] == event
-    assert says in found["message"]
+    actual = last_event(tmp_path, "reward")
+    assert actual["event"] == event
+    assert says in actual["message"]
     if becomes in (RewardError, MemoryLimitError):
         where, report = caught.value.__notes__
         assert where.startswith(f"In stage 'reward' of {tmp_path / 'runs' / 'loop'}")

@@ -48,19 +48,19 @@ def test_a_run_is_told_stage_by_stage(runs):
     (runs / "loop" / "ppo" / RECORD).unlink()
     (runs / "loop" / "ppo" / "checkpoint-00000012").mkdir()
     shutil.rmtree(runs / "loop" / "evaluation")
-    found = look_at(runs / "loop")
-    assert {stage.name: stage.status for stage in found.stages} == {
+    run_summary = look_at(runs / "loop")
+    assert {stage.name: stage.status for stage in run_summary.stages} == {
         **dict.fromkeys(("world", "sft", "pairs", "reward", "alone"), "finished"),
         "ppo": "unfinished",
         "evaluation": "not begun",
     }
-    assert (found.num_finished, len(found.stages), found.running) == (5, 7, False)
-    assert next(stage for stage in found.stages if stage.name == "ppo").checkpoints == ("checkpoint-00000012",)
-    assert found.result.startswith("made "), "without an evaluation the last finished stage speaks"
-    assert found.bytes == size_of(runs / "loop") > 1000
+    assert (run_summary.num_finished, len(run_summary.stages), run_summary.running) == (5, 7, False)
+    assert next(stage for stage in run_summary.stages if stage.name == "ppo").checkpoints == ("checkpoint-00000012",)
+    assert run_summary.result.startswith("made "), "without an evaluation the last finished stage speaks"
+    assert run_summary.bytes == size_of(runs / "loop") > 1000
     with locked(runs / "loop"):
         assert look_at(runs / "loop").running
-    assert json.loads(json.dumps(found.to_dict()))["stages"][0]["name"] == "world"
+    assert json.loads(json.dumps(run_summary.to_dict()))["stages"][0]["name"] == "world"
 
 
 def evaluated(policy: str, judge: str, title: str, rate: float) -> dict:
@@ -114,13 +114,13 @@ def test_a_damaged_run_can_still_be_looked_at(runs, name, content):
 
 
 def test_two_runs_differ_in_settings_and_results(runs):
-    found = compare_runs(runs / "loop", runs / "other")
-    assert ("stages.sft.epochs", "3.0", "9.0") in found.settings
-    assert ("seed", "0", "4") in found.settings
-    assert not [place for place, *_ in found.settings if place in ("name", "output_dir")]
-    results = {name: (a, b) for name, a, b in found.results}
+    comparison = compare_runs(runs / "loop", runs / "other")
+    assert ("stages.sft.epochs", "3.0", "9.0") in comparison.settings
+    assert ("seed", "0", "4") in comparison.settings
+    assert not [place for place, *_ in comparison.settings if place in ("name", "output_dir")]
+    results = {name: (a, b) for name, a, b in comparison.results}
     assert results["sft: digest"][0] != results["sft: digest"][1]
-    assert found.to_dict()["settings"]["stages.sft.epochs"] == ["3.0", "9.0"]
+    assert comparison.to_dict()["settings"]["stages.sft.epochs"] == ["3.0", "9.0"]
     assert compare_runs(runs / "loop", runs / "loop").settings == ()
 
 
@@ -128,13 +128,15 @@ def test_the_same_settings_on_other_data_are_a_difference(runs, tmp_path):
     (tmp_path / "b").mkdir()
     write_text(tmp_path / "sft.jsonl", '{"prompt": "a", "completion": "other"}\n')
     pipeline_of(tmp_path, output_dir=str(tmp_path / "b")).run()
-    found = compare_runs(runs / "loop", tmp_path / "b" / "loop")
-    assert found.settings == ()
-    assert [place for place, *_ in found.inputs] == ["stages.alone.data", "stages.sft.data"]
-    (_, first, second), *_ = found.inputs
+    comparison = compare_runs(runs / "loop", tmp_path / "b" / "loop")
+    assert comparison.settings == ()
+    assert [place for place, *_ in comparison.inputs] == ["stages.alone.data", "stages.sft.data"]
+    (_, first, second), *_ = comparison.inputs
     assert first == Artifact.read(runs / "loop" / "alone").parents["data"].rpartition("@")[2] != second
-    assert found.runs == (str(runs / "loop"), str(tmp_path / "b" / "loop")), "one name, so the folders tell them apart"
-    assert found.to_dict()["inputs"]["stages.sft.data"] == [first, second]
+    assert comparison.runs == (str(runs / "loop"), str(tmp_path / "b" / "loop")), (
+        "one name, so the folders tell them apart"
+    )
+    assert comparison.to_dict()["inputs"]["stages.sft.data"] == [first, second]
     assert compare_runs(runs / "loop", runs / "other").inputs == ()
 
 
@@ -154,29 +156,29 @@ def test_pruning_tells_first_and_deletes_what_nobody_needs(runs, tmp_path):
     (run / "alone" / RECORD).unlink()
     (run / "alone" / "checkpoint-00000010").mkdir()
     told = prune([run])
-    assert {item.path for item in told.found} == {
+    assert {item.path for item in told.removable} == {
         *aside,
         run / "reward" / "checkpoint-00000010",
         run / ".manifest.json.abcd.tmp",
         run / f"{GONE}thing",
     }
-    assert sum(item.why == LEFT for item in told.found) == 2
-    assert all(item.path.exists() for item in told.found), "nothing was asked to go"
+    assert sum(item.why == LEFT for item in told.removable) == 2
+    assert all(item.path.exists() for item in told.removable), "nothing was asked to go"
     before = size_of(run)
     gone = prune([run], delete=True)
-    assert gone.found == told.found
+    assert gone.removable == told.removable
     assert gone.bytes == told.bytes
     assert before - size_of(run) >= gone.bytes
     assert not (run / FOLDER).exists()
     assert (run / "alone" / "checkpoint-00000010").exists(), "an unfinished stage goes on from it"
-    assert prune([run]).found == ()
+    assert prune([run]).removable == ()
     assert (run / "reward" / "model" / "model.safetensors").exists()
 
 
 def test_whole_runs_go_only_when_asked_and_never_one_in_use(runs):
     with locked(runs / "other"):
-        found = prune([runs / "loop", runs / "other"], whole=True, delete=True)
-    assert found.busy == ("other",)
+        pruning = prune([runs / "loop", runs / "other"], whole=True, delete=True)
+    assert pruning.busy == ("other",)
     assert sorted(path.name for path in runs.iterdir()) == ["other"]
 
 
@@ -191,9 +193,9 @@ def places(origin) -> set[str]:
 
 
 def test_a_weight_file_leads_back_to_data_files_and_recipe(runs, tmp_path):
-    found = lineage(runs / "loop" / "ppo" / "model" / "model.safetensors")
-    assert found.is_whole
-    assert places(found) >= {
+    origins = lineage(runs / "loop" / "ppo" / "model" / "model.safetensors")
+    assert origins.is_whole
+    assert places(origins) >= {
         "file model.safetensors",
         "stage ppo",
         "stage reward",
@@ -203,20 +205,20 @@ def test_a_weight_file_leads_back_to_data_files_and_recipe(runs, tmp_path):
         "input sft.jsonl",
         "recipe recipe.yaml",
     }
-    assert "stage alone" not in places(found)
-    text = found.to_text()
+    assert "stage alone" not in places(origins)
+    text = origins.to_text()
     assert "data: input" in text
     assert str(tmp_path / "sft.jsonl") in text
-    assert json.loads(json.dumps(found.to_dict()))["made_from"][0]["name"] == "ppo"
+    assert json.loads(json.dumps(origins.to_dict()))["made_from"][0]["name"] == "ppo"
 
 
 def test_a_copy_elsewhere_is_known_by_its_content(runs, tmp_path):
     copy = tmp_path / "elsewhere" / "renamed.safetensors"
     copy.parent.mkdir()
     shutil.copy(runs / "loop" / "reward" / "model" / "model.safetensors", copy)
-    found = lineage(copy, runs=runs)
-    assert found.about == "a copy of model/model.safetensors"
-    assert found.made_from[0].name == "reward"
+    origins = lineage(copy, runs=runs)
+    assert origins.about == "a copy of model/model.safetensors"
+    assert origins.made_from[0].name == "reward"
     assert lineage(copy.parent, runs=runs).made_from[0].name == "reward"
     copy.write_text("trained elsewhere")
     with pytest.raises(ConfigError, match=r"renamed\.safetensors .*runs .*--runs"):
@@ -231,14 +233,14 @@ def test_a_copy_elsewhere_is_known_by_its_content(runs, tmp_path):
 def test_what_changed_since_is_said(runs, tmp_path):
     weights = runs / "loop" / "reward" / "model" / "model.safetensors"
     (tmp_path / "sft.jsonl").write_text("other rows")
-    found = lineage(weights)
-    assert not found.is_whole
-    assert f"input {tmp_path / 'sft.jsonl'}" in found.to_text()
-    assert found.state is State.SAME
+    origins = lineage(weights)
+    assert not origins.is_whole
+    assert f"input {tmp_path / 'sft.jsonl'}" in origins.to_text()
+    assert origins.state is State.SAME
     weights.write_text("other bits")
-    found = lineage(weights)
-    assert found.state is State.CHANGED
-    assert "changed: model/model.safetensors" in found.made_from[0].about
+    origins = lineage(weights)
+    assert origins.state is State.CHANGED
+    assert "changed: model/model.safetensors" in origins.made_from[0].about
     (tmp_path / "sft.jsonl").unlink()
     assert "NOT THERE any more" in lineage(weights).to_text()
 
@@ -254,9 +256,9 @@ def test_an_adapter_s_base_is_held_against_the_hash_beside_the_adapter(tmp_path,
     pipeline_of(tmp_path).run()
     copy = shutil.copytree(tmp_path / "runs" / "loop", tmp_path / "moved" / "loop")
     shutil.rmtree(tmp_path / "runs")
-    found = lineage(copy / "ppo" / "model")
-    assert f"base {copy / 'sft' / 'model'}" in found.to_text(), "the one that moved with it"
-    assert found.is_whole
+    origins = lineage(copy / "ppo" / "model")
+    assert f"base {copy / 'sft' / 'model'}" in origins.to_text(), "the one that moved with it"
+    assert origins.is_whole
     write_text(copy / "sft" / "model" / "model.safetensors", "other weights")
     [base] = [origin for origin in lineage(copy / "ppo" / "model").made_from[0].made_from if origin.what == "base"]
     assert base.state is State.CHANGED
@@ -283,8 +285,8 @@ def test_a_base_outside_the_run_that_is_gone_is_told_with_its_hash(tmp_path, mon
     pipeline_of(tmp_path).run()
     model = tmp_path / "runs" / "loop" / "ppo" / "model"
     for state in (State.SAME, State.GONE):
-        [found] = [origin for origin in lineage(model).made_from[0].made_from if origin.what == "base"]
-        assert (found.name, found.state, found.sha256) == (str(base), state, digest)
+        [actual] = [origin for origin in lineage(model).made_from[0].made_from if origin.what == "base"]
+        assert (actual.name, actual.state, actual.sha256) == (str(base), state, digest)
         shutil.rmtree(base, ignore_errors=True)
     assert not lineage(model).is_whole
 
@@ -292,9 +294,9 @@ def test_a_base_outside_the_run_that_is_gone_is_told_with_its_hash(tmp_path, mon
 def test_what_was_moved_aside_has_its_own_lineage(runs, tmp_path):
     pipeline_of(tmp_path, sft__epochs=5).run()
     [aside] = previous_of(runs / "loop", "reward")
-    found = lineage(aside.folder / "model")
-    assert found.is_whole
-    [model] = [origin for origin in found.made_from[0].made_from if origin.place == "model"]
+    origins = lineage(aside.folder / "model")
+    assert origins.is_whole
+    [model] = [origin for origin in origins.made_from[0].made_from if origin.place == "model"]
     assert "sft-" in model.name, "the model it came from was moved aside too, and is found there"
     shutil.rmtree(previous_of(runs / "loop", "sft")[0].folder)
     assert "stage sft" in lineage(aside.folder / "model").to_text()
@@ -309,10 +311,10 @@ def test_a_checkpoint_of_an_unfinished_stage_has_an_origin(tmp_path, monkeypatch
     install(monkeypatch, reward=breaks)
     with pytest.raises(KeyError, match="a bug"):
         pipeline_of(tmp_path).run()
-    found = lineage(tmp_path / "runs" / "loop" / "reward" / "checkpoint-00000004" / "state.pt")
-    assert found.state is State.UNKNOWN
-    assert "unfinished" in found.made_from[0].about
-    assert {"stage pairs", "stage sft", "input sft.jsonl"} <= places(found)
+    origins = lineage(tmp_path / "runs" / "loop" / "reward" / "checkpoint-00000004" / "state.pt")
+    assert origins.state is State.UNKNOWN
+    assert "unfinished" in origins.made_from[0].about
+    assert {"stage pairs", "stage sft", "input sft.jsonl"} <= places(origins)
 
 
 def test_a_stage_that_is_read_twice_is_told_once(runs):
@@ -325,8 +327,8 @@ def test_a_stage_that_is_read_twice_is_told_once(runs):
 def test_an_input_of_which_only_the_name_is_known_is_told_too(tmp_path, monkeypatch):
     install(monkeypatch)
     pipeline_of(tmp_path, alone__model="org/some-model").run(only_for="alone")
-    found = lineage(tmp_path / "runs" / "loop" / "alone")
-    [hub] = [origin for origin in found.made_from if origin.name == "org/some-model"]
+    origins = lineage(tmp_path / "runs" / "loop" / "alone")
+    [hub] = [origin for origin in origins.made_from if origin.name == "org/some-model"]
     assert hub.state is State.UNKNOWN
     assert hub.place == "model.path"
 
@@ -344,6 +346,8 @@ def test_prune_keeps_checkpoints_that_were_asked_for(tmp_path, monkeypatch):
     for name, settings in (("kept", {"sft__keep_every": 5}), ("plain", {})):
         pipeline_of(tmp_path, name=name, **settings).run()
         (tmp_path / "runs" / name / "sft" / "checkpoint-00000010").mkdir()
-    gone = {item.path for item in prune([tmp_path / "runs" / name for name in ("kept", "plain")], delete=True).found}
+    gone = {
+        item.path for item in prune([tmp_path / "runs" / name for name in ("kept", "plain")], delete=True).removable
+    }
     assert tmp_path / "runs" / "plain" / "sft" / "checkpoint-00000010" in gone
     assert (tmp_path / "runs" / "kept" / "sft" / "checkpoint-00000010").is_dir()

@@ -65,12 +65,12 @@ def runs(tmp_path):
 
 def test_weights_that_learned_from_a_trace_and_those_made_of_them(runs):
     for name in ("chat-1", "m2", "tr-1"):
-        found = {one.stage.name: one for one in learned_from(runs, name=name)}
-        assert found.keys() == {"dpo", "ppo", "judged", "grpo"}
-        assert found["dpo"].weights == ("model/model.safetensors",)
-        assert found["dpo"].through.endswith("pairs.jsonl")
-        assert found["judged"].weights == ()
-        assert found["grpo"].through.endswith("dpo")
+        actual = {one.stage.name: one for one in learned_from(runs, name=name)}
+        assert actual.keys() == {"dpo", "ppo", "judged", "grpo"}
+        assert actual["dpo"].weights == ("model/model.safetensors",)
+        assert actual["dpo"].through.endswith("pairs.jsonl")
+        assert actual["judged"].weights == ()
+        assert actual["grpo"].through.endswith("dpo")
     assert learned_from(runs, name="chat-9") == [] == learned_from(runs, name="")
     assert {one.stage.name for one in learned_from(runs, traces=[ALL[1]])} == {"dpo", "ppo", "judged", "grpo"}
 

@@ -43,9 +43,9 @@ def prompts(*, with_answer):
 def test_prompts_without_a_verifiers_column(tmp_path, with_answer, column, level, said):
     reward = [{"kind": "numeric", "column": column}, "rules"]
     stage = {"kind": "best_of_n", "reads": "prompts", "reward": reward}
-    found = told(tmp_path, prompts(with_answer=with_answer), "reward.0.column", **stage)
-    assert [each[0] for each in found] == ([level] if level else [])
-    assert all(said in message for _, message in found)
+    actual = told(tmp_path, prompts(with_answer=with_answer), "reward.0.column", **stage)
+    assert [each[0] for each in actual] == ([level] if level else [])
+    assert all(said in message for _, message in actual)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_an_ensemble_of_one_is_told(models, reward, warned):
 )  # fmt: skip
 def test_rows_that_all_say_the_same_are_told(tmp_path, stage, rows, said):
     rows = [{"prompt": f"q{n}", **row} for n, row in enumerate(rows)]
-    found = [message for level, message in told(tmp_path, rows, "data", **stage) if level == "warning"]
-    assert [said in message for message in found] == ([] if said is None else [True])
+    messages = [message for level, message in told(tmp_path, rows, "data", **stage) if level == "warning"]
+    assert [said in message for message in messages] == ([] if said is None else [True])
 
 
 ONE_PROMPT = {
@@ -124,8 +124,8 @@ def test_a_way_to_split_that_splits_nothing_is_told(tmp_path):
     ],
 )  # fmt: skip
 def test_steps_without_other_prompts_to_measure_on_are_told_before_kto_begins(tmp_path, rows, stage, said):
-    found = told(tmp_path, rows, "reference_point", kind="kto", **stage)
-    assert [(level, said in message) for level, message in found] == ([("error", True)] if said else [])
+    actual = told(tmp_path, rows, "reference_point", kind="kto", **stage)
+    assert [(level, said in message) for level, message in actual] == ([("error", True)] if said else [])
 
 
 @pytest.fixture

@@ -149,8 +149,8 @@ def test_an_adapter_still_finds_its_base(registry, tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": relative, "r": 4}))
     (adapter / "adapter_model.safetensors").write_text("a")
     registry.promote(adapter)
-    found = json.loads((registry.path() / "adapter_config.json").read_text())
-    assert found == {"base_model_name_or_path": str(base), "r": 4}
+    document = json.loads((registry.path() / "adapter_config.json").read_text())
+    assert document == {"base_model_name_or_path": str(base), "r": 4}
     registry.verify(1)
 
 

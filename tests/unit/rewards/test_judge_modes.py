@@ -37,10 +37,10 @@ def test_criteria_are_weighed_on_their_own_scales_and_their_grades_kept():
     rubric = {"criteria": [{"name": "a", "text": "?", "scale": [0, 4], "weight": 3}, {"name": "b", "text": "?"}]}
     pairs, read = questions_about(siblings("x", "y"), config(rubric=rubric), symmetric=False)
     assert [pair.first for pair in pairs] == ["x", "y"]
-    found = read([Vote(first=3.0, values=(2.0, 10.0)), Vote(first=None, reason="why")])
-    assert found.shares == [(3 * 0.5 + 1 * 1.0) / 4, None]  # 2 of 0..4 is a half, 10 of 1..10 the whole
-    assert found.criteria == [(2.0, 10.0), ()]
-    assert (found.reasons[1], found.unparsed) == ("why", [0.0, 1.0])
+    read_shares = read([Vote(first=3.0, values=(2.0, 10.0)), Vote(first=None, reason="why")])
+    assert read_shares.shares == [(3 * 0.5 + 1 * 1.0) / 4, None]  # 2 of 0..4 is a half, 10 of 1..10 the whole
+    assert read_shares.criteria == [(2.0, 10.0), ()]
+    assert (read_shares.reasons[1], read_shares.unparsed) == ("why", [0.0, 1.0])
 
 
 def test_a_plain_grade_is_a_share_of_one_to_ten():
@@ -69,9 +69,9 @@ def test_a_share_is_what_of_its_comparisons_a_completion_wins():
 
 def test_a_judge_that_always_prefers_the_first_place_tells_nothing_and_shows_it():
     pairs, read = questions_about(siblings("a", "bb", "ccc"), config(mode="pairwise"), symmetric=False)
-    found = read(votes_of(pairs, lambda first, second: 1.0))
-    assert found.shares == [0.5, 0.5, 0.5]
-    assert found.first_preferred == [1.0, 1.0, 1.0]
+    read_shares = read(votes_of(pairs, lambda first, second: 1.0))
+    assert read_shares.shares == [0.5, 0.5, 0.5]
+    assert read_shares.first_preferred == [1.0, 1.0, 1.0]
     one, _ = questions_about(siblings("a", "bb", "ccc"), config(mode="pairwise"), symmetric=True)
     assert len(one) == 3, "a judge to which the order can't matter is asked once"
 
@@ -79,10 +79,10 @@ def test_a_judge_that_always_prefers_the_first_place_tells_nothing_and_shows_it(
 def test_an_order_that_could_not_be_read_takes_its_pair_away_and_is_no_tie():
     pairs, read = questions_about(siblings("a", "bb"), config(mode="pairwise"), symmetric=False)
     votes = votes_of(pairs, longer)
-    found = read([votes[0], Vote(first=None, reason="no mark")])
-    assert found.shares == [None, None]
-    assert "no mark" in found.reasons[0]
-    assert found.unparsed == [0.5, 0.5]
+    read_shares = read([votes[0], Vote(first=None, reason="no mark")])
+    assert read_shares.shares == [None, None]
+    assert "no mark" in read_shares.reasons[0]
+    assert read_shares.unparsed == [0.5, 0.5]
     pairs, read = questions_about(siblings("a", "bb", "ccc"), config(mode="pairwise"), symmetric=False)
     lost = [place for place, pair in enumerate(pairs) if {pair.first, pair.second} == {"a", "bb"}]
     votes = [
@@ -109,9 +109,9 @@ def test_ranks_are_shares_of_the_others_and_equal_texts_share_theirs():
     ranks = tuple(float(sorted(shown, key=len, reverse=True).index(text) + 1) for text in shown)
     # of three others: all; none; one and a half, for its equal counts half
     assert read([Vote(first=2.0, values=ranks)]).shares == pytest.approx([1.0, 0.0, 0.5, 0.5])
-    found = read([Vote(first=1.5, values=(1.0, 2.0))])
-    assert found.shares == [None] * 4, "an order without one of the answers is none"
-    assert "2 of 3" in found.reasons[0]
+    read_shares = read([Vote(first=1.5, values=(1.0, 2.0))])
+    assert read_shares.shares == [None] * 4, "an order without one of the answers is none"
+    assert "2 of 3" in read_shares.reasons[0]
 
 
 def test_orders_are_shuffled_by_the_seed_and_the_same_for_the_same_texts():

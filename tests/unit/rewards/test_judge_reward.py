@@ -36,11 +36,11 @@ def test_grades_by_criteria_become_a_reward_in_its_range_and_metrics():
     rubric = [{"name": "right", "text": "Is it?", "scale": [0, 4], "weight": 3}, {"name": "kind", "text": "Is it?"}]
     with serving(answer, path="/v1") as service:
         scorer = JudgeReward(settings_at(service.url, rubric=rubric, score_range=[-1, 1]))
-        found = ask_scorer(scorer, *asked("x", "y"))
+        actual = ask_scorer(scorer, *asked("x", "y"))
     share = (3 * 0.75 + 1.0) / 4
-    assert found.scores == pytest.approx([2 * share - 1] * 2)
-    assert found.per_component["judge/right"] == [3.0, 3.0]
-    assert found.per_component["judge/kind"] == [10.0, 10.0]
+    assert actual.scores == pytest.approx([2 * share - 1] * 2)
+    assert actual.per_component["judge/right"] == [3.0, 3.0]
+    assert actual.per_component["judge/kind"] == [10.0, 10.0]
     assert "right (from 0 to 4): Is it?" in service.asked[0]["messages"][0]["content"]
 
 
@@ -48,11 +48,11 @@ def test_an_answer_that_can_t_be_read_is_no_score_and_never_0(tmp_path):
     acts = [says(chat("[[5]]")), says(chat("I can't say.")), says(chat("[[10]]"))]
     with serving(*acts, path="/v1") as service:
         scorer = JudgeReward(settings_at(service.url), folder=tmp_path, on_error="report")
-        found = ask_scorer(scorer, *asked("a", "b", "c"))
-        assert found.scores[0] == pytest.approx(4 / 9)
-        assert math.isnan(found.scores[1])
-        assert "no grade" in found.errors[1]
-        assert found.per_component["judge/unparsed"] == [0.0, 1.0, 0.0]
+        actual = ask_scorer(scorer, *asked("a", "b", "c"))
+        assert actual.scores[0] == pytest.approx(4 / 9)
+        assert math.isnan(actual.scores[1])
+        assert "no grade" in actual.errors[1]
+        assert actual.per_component["judge/unparsed"] == [0.0, 1.0, 0.0]
         with pytest.raises(RewardError, match="no grade"):
             ask_scorer(JudgeReward(settings_at(service.url), folder=tmp_path), *asked("a", "b", "c"))
         assert len(service.asked) == 3, "the second one asked nothing again"
@@ -98,8 +98,10 @@ def test_what_the_endpoint_declines_is_not_asked_again_by_a_resumed_run(tmp_path
 
 
 def test_a_function_that_compares_and_a_reward_model_s_like_are_asked_in_pairs(tmp_path):
-    found = ask_scorer(build_reward({"kind": "judge", "judge": "longer", "mode": "pairwise"}), *asked("a", "bb", "ccc"))
-    assert found.scores == [0.0, 0.5, 1.0]
+    scored = ask_scorer(
+        build_reward({"kind": "judge", "judge": "longer", "mode": "pairwise"}), *asked("a", "bb", "ccc")
+    )
+    assert scored.scores == [0.0, 0.5, 1.0]
     with pytest.raises(ConfigError, match="group_ranks"):
         build_reward({"kind": "judge", "judge": "longer", "mode": "group_ranks"})
     with pytest.raises(ConfigError, match="kind: learned"):
@@ -117,9 +119,9 @@ def test_a_jury_s_grades_are_averaged_by_criterion():
     with serving(act, path="/v1") as service:
         members = [{"type": "endpoint", "url": service.url, "model": model} for model in ("one", "two")]
         spec = {"kind": "judge", "judge": {"type": "jury", "members": members}, "rubric": rubric}
-        found = ask_scorer(build_reward(spec), *asked("x"))
-    assert found.scores == pytest.approx([0.25])
-    assert found.per_component["judge/right"] == [5.5]
+        scored = ask_scorer(build_reward(spec), *asked("x"))
+    assert scored.scores == pytest.approx([0.25])
+    assert scored.per_component["judge/right"] == [5.5]
 
 
 def test_a_yaml_file_as_a_reward_is_a_judge(tmp_path):

@@ -173,14 +173,14 @@ def test_a_sample_too_long_for_a_judge_loses_the_beginning_of_its_prompt_and_is_
     endless = replace(completions[4], tokens=[7] * 600)
     asked = [*prompts[:3], long, *prompts[4:]]
     said = [*completions[:4], endless, *completions[5:]]
-    found = scorer.score(asked, said).scores
+    scores = scorer.score(asked, said).scores
     plain = LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(prompts, completions).scores
     others = [n for n in range(12) if n not in (3, 4)]
-    assert [found[n] for n in others] == pytest.approx([plain[n] for n in others], abs=1e-5)
+    assert [scores[n] for n in others] == pytest.approx([plain[n] for n in others], abs=1e-5)
     kept = 512 - len(said[3].tokens)
     bos = tiny_tokenizer.bos_token_id
-    assert found[3] == pytest.approx(alone(reward_model, long.ids[-kept:], said[3].tokens), abs=1e-5)
-    assert found[4] == pytest.approx(alone(reward_model, asked[4].ids[-1:], [7] * 511), abs=1e-5)
+    assert scores[3] == pytest.approx(alone(reward_model, long.ids[-kept:], said[3].tokens), abs=1e-5)
+    assert scores[4] == pytest.approx(alone(reward_model, asked[4].ids[-1:], [7] * 511), abs=1e-5)
     (told,) = cuts_told(scorer, whom="the judge")
     assert told.startswith("2 of 12 samples are longer than the 512 tokens that the judge")
     first = LengthRule(8, cuts=True).applied(
@@ -194,8 +194,8 @@ def test_a_sample_of_which_only_the_text_is_known_does_not_turn_the_others_into_
     scorer = LearnedReward(reward_model)
     known = scorer.score(prompts, completions).scores
     old = [replace(c, tokens=[]) if n == 3 else c for n, c in enumerate(completions)]
-    found = scorer.score(prompts, old).scores
-    assert [s for n, s in enumerate(found) if n != 3] == pytest.approx(
+    scores = scorer.score(prompts, old).scores
+    assert [s for n, s in enumerate(scores) if n != 3] == pytest.approx(
         [s for n, s in enumerate(known) if n != 3], abs=1e-5
     )
     other = tiny.build_tokenizer(("different words",), vocab_size=270)
@@ -211,7 +211,7 @@ def test_a_score_that_is_no_number_is_named(reward_model, rollout, tiny_tokenize
 def test_a_folder_is_loaded(reward_model, rollout, tiny_tokenizer, tmp_path):
     reward_model.save_pretrained(tmp_path / "model")
     for source in (tmp_path / "model", str(tmp_path / "model")):
-        found = LearnedReward(source, tokenizer=tiny_tokenizer).score(*rollout)
-        assert found.scores == pytest.approx(
+        scores = LearnedReward(source, tokenizer=tiny_tokenizer).score(*rollout)
+        assert scores.scores == pytest.approx(
             LearnedReward(reward_model, tokenizer=tiny_tokenizer).score(*rollout).scores
         )

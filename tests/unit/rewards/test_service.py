@@ -41,12 +41,12 @@ def test_a_service_gets_what_a_function_gets_and_its_scores_come_back():
 
 def test_scores_do_not_depend_on_batches_and_concurrency():
     texts = ["x" * (n * 7 % 11) for n in range(20)]
-    found = []
+    actual = []
     with serving(lengths) as service:
         for request_size, concurrency in ((64, 1), (3, 1), (3, 8), (1, 5)):
             scorer = ServiceReward(service.url, request_size=request_size, concurrency=concurrency)
-            found.append(scorer.score(*samples(*texts)).scores)
-    assert found == [[float(len(text)) for text in texts]] * 4
+            actual.append(scorer.score(*samples(*texts)).scores)
+    assert actual == [[float(len(text)) for text in texts]] * 4
 
 
 def test_nothing_to_judge_asks_nobody():

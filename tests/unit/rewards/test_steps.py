@@ -32,8 +32,8 @@ def asked(tokenizer, prompt, *texts):
 def probabilities(model, prompt, text, ends):
     tokenizer = model.tokenizer
     prefix, tokens = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (prompt, text))
-    (found,) = model.step_probabilities([Group(prefix, [Branch(tokens)], {"step_ends": [ends]})])
-    return torch.tensor(found)
+    (of_steps,) = model.step_probabilities([Group(prefix, [Branch(tokens)], {"step_ends": [ends]})])
+    return torch.tensor(of_steps)
 
 
 TEXT = "2*3=6\n1+6=8\nso 8"
@@ -114,13 +114,13 @@ def test_what_an_environment_says_is_read_and_is_no_step(model, tiny_tokenizer):
     asks, answers, ends = ("2*3\n", True), ("It is 6\nGo on\n", False), ("so 7\n", True)
     talk = episode(tiny_tokenizer, asks, answers, ends)
     prompts, _ = asked(tiny_tokenizer, "Question: 1+2*3\n", "")
-    found = ProcessReward(model, tokenizer=tiny_tokenizer).score(prompts, [talk])
-    assert found.per_component["process_steps"] == [2.0]
+    scores = ProcessReward(model, tokenizer=tiny_tokenizer).score(prompts, [talk])
+    assert scores.per_component["process_steps"] == [2.0]
     lengths = [len(tiny_tokenizer(text, add_special_tokens=False)["input_ids"]) for text, _ in (asks, answers, ends)]
     places = [lengths[0] - 1, sum(lengths) - 1]
     prefix = list(prompts[0].ids)
     (expected,) = model.step_probabilities([Group(prefix, [Branch(talk.tokens)], {"step_ends": [places]})])
-    assert found.scores[0] == pytest.approx(float(torch.tensor(expected).prod()), abs=1e-5)
+    assert scores.scores[0] == pytest.approx(float(torch.tensor(expected).prod()), abs=1e-5)
 
 
 def test_a_turn_without_a_separator_is_a_step_and_a_blank_one_is_none(model, tiny_tokenizer):

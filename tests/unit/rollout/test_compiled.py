@@ -72,14 +72,14 @@ def logits(model, fused: FusedModel | None, steps: int = 12) -> torch.Tensor:
     """float32 [steps, rows, V] of two rows for each prompt, fed the same tokens either way; a third of the rows leaves on the way."""
     decoder = PackedDecoder(model, KVCache(), max_prefill_tokens=20, fused=fused)
     group = np.repeat(np.arange(len(IDS)), 2)
-    found = [decoder.prefill(IDS, group, steps)]
+    steps_logits = [decoder.prefill(IDS, group, steps)]
     fed = torch.arange(len(group)) + 10
     for step in range(steps - 1):
         if step == 4:
             kept = torch.from_numpy(decoder.keep(np.arange(len(group)) % 3 != 1))
             fed = fed.index_select(0, kept)
-        found.append(decoder.step(fed + step))
-    return torch.cat([part.float().flatten() for part in found])
+        steps_logits.append(decoder.step(fed + step))
+    return torch.cat([part.float().flatten() for part in steps_logits])
 
 
 def assert_logits_are_its_own(model, made):
@@ -142,8 +142,8 @@ def test_biases_are_added(dtype):
 @pytest.mark.parametrize("family", FUSED_FAMILIES)
 def test_greedy_completions_are_transformers_own(family, word_tokenizer):
     policy = PolicyModel(build_family(family), word_tokenizer)
-    found = ask(LocalEngine(policy, compiled=True), GREEDY, num_samples=1)
-    assert tokens_of(found) == [continued_by_transformers(policy.model, prompt, 20) for prompt in build_prompts()]
+    reply = ask(LocalEngine(policy, compiled=True), GREEDY, num_samples=1)
+    assert tokens_of(reply) == [continued_by_transformers(policy.model, prompt, 20) for prompt in build_prompts()]
 
 
 @pytest.mark.parametrize("family", FUSED_FAMILIES)
@@ -154,12 +154,12 @@ def test_samples_are_the_same_either_way(family, max_rows, word_tokenizer):
     model.generation_config.eos_token_id = [2, 7]
     policy = PolicyModel(model, word_tokenizer)
     expected = ask(LocalEngine(policy, max_rows=max_rows), LONG)
-    found = ask(LocalEngine(policy, max_rows=max_rows, compiled=True), LONG)
-    assert tokens_of(found) == tokens_of(expected)
-    assert max(map(len, tokens_of(found))) > GROW_BLOCK
-    assert torch.allclose(logprobs_of(found), logprobs_of(expected), atol=1e-5)
-    assert [c.text for c in found] == [c.text for c in expected]
-    assert [c.finish_reason for c in found] == [c.finish_reason for c in expected]
+    reply = ask(LocalEngine(policy, max_rows=max_rows, compiled=True), LONG)
+    assert tokens_of(reply) == tokens_of(expected)
+    assert max(map(len, tokens_of(reply))) > GROW_BLOCK
+    assert torch.allclose(logprobs_of(reply), logprobs_of(expected), atol=1e-5)
+    assert [c.text for c in reply] == [c.text for c in expected]
+    assert [c.finish_reason for c in reply] == [c.finish_reason for c in expected]
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_samples_are_the_same_either_way(family, max_rows, word_tokenizer):
 )
 def test_every_way_of_drawing_gives_the_same(sampling, word_tokenizer):
     policy = PolicyModel(build_family("llama"), word_tokenizer)
-    expected, found = ask(LocalEngine(policy), sampling), ask(LocalEngine(policy, compiled=True), sampling)
-    assert tokens_of(found) == tokens_of(expected)
-    assert torch.allclose(logprobs_of(found), logprobs_of(expected), atol=1e-5)
+    expected, reply = ask(LocalEngine(policy), sampling), ask(LocalEngine(policy, compiled=True), sampling)
+    assert tokens_of(reply) == tokens_of(expected)
+    assert torch.allclose(logprobs_of(reply), logprobs_of(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
@@ -203,16 +203,16 @@ def test_another_activation_is_torchs_own(word_tokenizer):
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
     policy = PolicyModel(model, word_tokenizer)
-    expected, found = ask(LocalEngine(policy)), ask(LocalEngine(policy, compiled=True))
-    assert tokens_of(found) == tokens_of(expected)
+    expected, reply = ask(LocalEngine(policy)), ask(LocalEngine(policy, compiled=True))
+    assert tokens_of(reply) == tokens_of(expected)
 
 
 def test_whole_numbers_are_multiplied_as_without(word_tokenizer, monkeypatch):
     monkeypatch.setattr("rlhf.rollout.int8.SMALLEST", 1)
     policy = PolicyModel(build_family("llama"), word_tokenizer)
     expected = ask(LocalEngine(policy, weights="int8"))
-    found = ask(LocalEngine(policy, weights="int8", compiled=True))
-    alike = sum(a == b for a, b in zip(tokens_of(found), tokens_of(expected), strict=True))
+    reply = ask(LocalEngine(policy, weights="int8", compiled=True))
+    alike = sum(a == b for a, b in zip(tokens_of(reply), tokens_of(expected), strict=True))
     assert alike >= len(expected) - 2  # a number at the border of two codes may be rounded to either
 
 
@@ -259,10 +259,10 @@ def test_a_draw_is_torchs(half, vocabulary, temperature):
     uniform = torch.from_numpy(uniforms(np.arange(rows, dtype=np.uint64), 3))
     sampling = SamplingConfig(temperature=temperature)
     expected = draw(given.clone(), uniform, sampling)
-    found = made(half).draw(given.clone(), uniform, sampling)
-    assert (found.tokens != expected.tokens).sum() <= 1  # sums are rounded in another order
-    same = found.tokens == expected.tokens
-    assert torch.allclose(found.logprobs[same].float(), expected.logprobs[same].float(), atol=3e-6)
+    actual = made(half).draw(given.clone(), uniform, sampling)
+    assert (actual.tokens != expected.tokens).sum() <= 1  # sums are rounded in another order
+    same = actual.tokens == expected.tokens
+    assert torch.allclose(actual.logprobs[same].float(), expected.logprobs[same].float(), atol=3e-6)
 
 
 def test_what_has_no_probability_is_never_drawn():
@@ -270,11 +270,11 @@ def test_what_has_no_probability_is_never_drawn():
     given[:, [3, BLOCK + 9]] = torch.tensor([1.0, 2.0])
     given[5, 3] = -math.inf
     uniform = torch.tensor([0.0, 0.26, 0.27, 1 - 2.0**-53, 0.5, 0.0], dtype=torch.float64)
-    found = made(False).draw(given, uniform, SAMPLED)
+    actual = made(False).draw(given, uniform, SAMPLED)
     share = 1 / (1 + math.e)  # 0.2689
-    assert found.tokens.tolist() == [3, 3, BLOCK + 9, BLOCK + 9, BLOCK + 9, BLOCK + 9]
+    assert actual.tokens.tolist() == [3, 3, BLOCK + 9, BLOCK + 9, BLOCK + 9, BLOCK + 9]
     expected = [math.log(share)] * 2 + [math.log(1 - share)] * 3 + [0.0]
-    assert torch.allclose(found.logprobs, torch.tensor(expected, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(actual.logprobs, torch.tensor(expected, dtype=torch.float64), atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -282,9 +282,9 @@ def test_a_draw_from_what_is_not_finite_says_so(value):
     given = torch.zeros(5, BLOCK + 4)
     given[0], given[1, 7], given[2, BLOCK + 1] = value, value, value
     given[3, BLOCK:], given[4, :BLOCK] = value, value  # all of a block
-    found = made(False).draw(given, torch.full((5,), 0.5, dtype=torch.float64), SAMPLED)
-    assert found.logprobs.isnan().all()
-    assert ((found.tokens >= 0) & (found.tokens < BLOCK + 4)).all()
+    actual = made(False).draw(given, torch.full((5,), 0.5, dtype=torch.float64), SAMPLED)
+    assert actual.logprobs.isnan().all()
+    assert ((actual.tokens >= 0) & (actual.tokens < BLOCK + 4)).all()
 
 
 def test_what_is_left_of_a_rounded_sum_goes_to_a_token_that_can_be_drawn():
@@ -311,13 +311,13 @@ def test_a_norm_is_rounded_to_the_nearest(half):
     torch.manual_seed(0)
     given = torch.randn(50, 200)
     exact = given.double() / (given.double().square().mean(-1, keepdim=True) + 1e-3).sqrt()
-    found = normed(half, given, 1e-3)
+    actual = normed(half, given, 1e-3)
     if half:
         assert (
-            found != exact.bfloat16()
+            actual != exact.bfloat16()
         ).float().mean() < 1e-3  # a sum in another order may cross the middle between two numbers
     else:
-        assert torch.allclose(found.double(), exact, rtol=1e-6)
+        assert torch.allclose(actual.double(), exact, rtol=1e-6)
 
 
 def test_every_nan_stays_one_when_it_is_rounded():
@@ -331,9 +331,9 @@ def test_a_gate_is_right_at_any_size(half):
     dtype = torch.bfloat16 if half else torch.float32
     gate = torch.tensor([-1e4, -200.0, -90.0, -88.0, -20.0, -1.0, 0.0, 1e-3, 1.0, 20.0, 90.0, 1e4]).to(dtype)
     up = torch.full_like(gate, 0.75)
-    found = kernels(half).silu_product(torch.cat([gate, up])[None])[0]
+    actual = kernels(half).silu_product(torch.cat([gate, up])[None])[0]
     expected = torch.nn.functional.silu(gate.double()) * 0.75
-    assert torch.allclose(found.double(), expected, rtol=1e-2 if half else 1e-6, atol=1e-30)
+    assert torch.allclose(actual.double(), expected, rtol=1e-2 if half else 1e-6, atol=1e-30)
     assert kernels(half).silu_product(torch.full((1, 2), math.nan, dtype=dtype)).isnan().all()
 
 
@@ -341,8 +341,8 @@ def test_a_library_that_is_wrong_in_half_precision_is_seen(word_tokenizer, monke
     own = CompiledModel.hidden
 
     def wrong(model, tokens, positions, layout):
-        found = own(model, tokens, positions, layout)
-        return found * (2 if model.dtype == torch.bfloat16 else 1) + (model.dtype == torch.bfloat16)
+        actual = own(model, tokens, positions, layout)
+        return actual * (2 if model.dtype == torch.bfloat16 else 1) + (model.dtype == torch.bfloat16)
 
     monkeypatch.setattr(CompiledModel, "hidden", wrong)
     policy = PolicyModel(build_family("llama"), word_tokenizer)
@@ -413,6 +413,6 @@ def test_what_training_was_told_changes_no_bit_of_what_is_sampled(autocast, word
     expected = ask(LocalEngine(policy, autocast=autocast))
     with in_c(True):
         policy.logprobs(pack([Group([3, 4, 5], [Branch([6, 7])])]))
-        found = ask(LocalEngine(policy, autocast=autocast))
-    assert tokens_of(found) == tokens_of(expected)
-    assert torch.equal(logprobs_of(found), logprobs_of(expected))
+        reply = ask(LocalEngine(policy, autocast=autocast))
+    assert tokens_of(reply) == tokens_of(expected)
+    assert torch.equal(logprobs_of(reply), logprobs_of(expected))

@@ -98,16 +98,21 @@ DONE = Turn(done=True, reward=1.0)
 
 def test_sampled_ids_and_the_ids_of_observations_stand_in_the_order_in_which_they_were_said():
     first, second = ids("The cow")[:3], [*ids(" eats grass"), EOS]
-    found = play(Scripted(first, second), Told(Turn(" What does it eat? "), DONE))
+    episode = play(Scripted(first, second), Told(Turn(" What does it eat? "), DONE))
     said = ids(" What does it eat? ")
-    assert found.tokens == [*first, *said, *second]
-    assert found.scored == [True] * len(first) + [False] * len(said) + [True] * len(second)
-    assert found.sampled_tokens == [*first, *second]
-    assert len(found.logprobs) == len(first) + len(second), (
+    assert episode.tokens == [*first, *said, *second]
+    assert episode.scored == [True] * len(first) + [False] * len(said) + [True] * len(second)
+    assert episode.sampled_tokens == [*first, *second]
+    assert len(episode.logprobs) == len(first) + len(second), (
         "one for each token that was sampled, none for an observation"
     )
-    assert (found.turns, found.environment_reward, found.finish_reason, found.weight_version) == (2, 1.0, "done", 3)
-    assert found.text == TOKENIZER.decode(found.tokens, skip_special_tokens=True)
+    assert (episode.turns, episode.environment_reward, episode.finish_reason, episode.weight_version) == (
+        2,
+        1.0,
+        "done",
+        3,
+    )
+    assert episode.text == TOKENIZER.decode(episode.tokens, skip_special_tokens=True)
 
 
 def test_what_was_sampled_is_never_encoded_again():
@@ -155,24 +160,24 @@ def test_every_turn_of_all_live_episodes_is_one_call():
 def test_in_a_conversation_the_template_writes_what_stands_between_two_turns():
     prompt = in_chat("Hello")
     engine = Scripted([*ids("Hi"), EOS], [*ids("Bye"), EOS])
-    found = play(engine, Told(Turn("Go on"), DONE), prompt)
+    episode = play(engine, Told(Turn("Go on"), DONE), prompt)
     dialogue = [*prompt.messages, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Go on"}]
     whole = TOKENIZER.apply_chat_template(dialogue, add_generation_prompt=True, tokenize=False)
     (_, context) = engine.calls[1][0]
     assert TOKENIZER.decode(context) == whole
     assert context.count(EOS) == 1, "the policy ended its turn itself, and the template does not end it again"
-    assert found.finish_reason == "done"
+    assert episode.finish_reason == "done"
 
 
 def test_a_turn_that_the_policy_did_not_end_is_ended_by_the_template_and_not_scored():
     prompt = in_chat("Hello", "Well", "Go on")
     engine = Scripted(ids("Hi there, dear"), [EOS])
-    found = play(engine, Told(Turn("Yes?"), DONE), prompt, max_turn_tokens=2)
+    episode = play(engine, Told(Turn("Yes?"), DONE), prompt, max_turn_tokens=2)
     cut = ids("Hi there, dear")[:2]
-    assert found.tokens[: len(cut) + 1] == [*cut, EOS]
-    assert found.scored[: len(cut) + 1] == [True, True, False]
-    assert found.tokens[-1] == EOS
-    assert found.scored[-1]
+    assert episode.tokens[: len(cut) + 1] == [*cut, EOS]
+    assert episode.scored[: len(cut) + 1] == [True, True, False]
+    assert episode.tokens[-1] == EOS
+    assert episode.scored[-1]
 
 
 def test_a_prompt_that_begins_the_answer_is_gone_on_from():
@@ -186,14 +191,14 @@ def test_a_prompt_that_begins_the_answer_is_gone_on_from():
 def test_an_observation_can_not_speak_in_special_tokens():
     for prompt in (asked(), in_chat("Hello")):
         engine = Scripted(ids("Hi"), [EOS])
-        found = play(engine, Told(Turn("a<eos>b"), DONE), prompt)
-        special = [place for place, token in enumerate(found.tokens) if token == EOS and not found.scored[place]]
+        episode = play(engine, Told(Turn("a<eos>b"), DONE), prompt)
+        special = [place for place, token in enumerate(episode.tokens) if token == EOS and not episode.scored[place]]
         assert len(special) == (0 if prompt.messages is None else 1), "only the template's own end of turn"
 
 
 def test_a_long_observation_loses_its_end():
-    found = play(Scripted(ids("a"), [EOS]), Told(Turn("b" * 50), DONE), max_observation_tokens=7)
-    assert found.scored.count(False) == 7
+    episode = play(Scripted(ids("a"), [EOS]), Told(Turn("b" * 50), DONE), max_observation_tokens=7)
+    assert episode.scored.count(False) == 7
 
 
 def test_a_template_that_leaves_a_role_out_is_refused():
@@ -206,26 +211,26 @@ def test_a_template_that_leaves_a_role_out_is_refused():
 
 
 def test_plain_text_ends_with_eos_whatever_the_environment_says():
-    found = play(Scripted([*ids("a"), EOS]), Told(Turn("go on", reward=0.5)))
-    assert (found.finish_reason, found.turns, found.environment_reward) == ("eos", 1, 0.5)
+    episode = play(Scripted([*ids("a"), EOS]), Told(Turn("go on", reward=0.5)))
+    assert (episode.finish_reason, episode.turns, episode.environment_reward) == ("eos", 1, 0.5)
 
 
 def test_so_many_turns_and_no_more():
-    found = play(Scripted(ids("a"), ids("b"), ids("c")), Told(Turn("x"), Turn("y"), Turn("z")), max_turns=3)
-    assert (found.finish_reason, found.turns, found.truncated) == ("length", 3, True)
-    assert found.scored[-1], "an observation that nobody answers is left out"
+    episode = play(Scripted(ids("a"), ids("b"), ids("c")), Told(Turn("x"), Turn("y"), Turn("z")), max_turns=3)
+    assert (episode.finish_reason, episode.turns, episode.truncated) == ("length", 3, True)
+    assert episode.scored[-1], "an observation that nobody answers is left out"
 
 
 def test_the_limit_of_tokens_holds_for_the_whole_episode():
     engine = Scripted(ids("a"), ids("bcdefgh"))
-    found = play(engine, Told(Turn("xyz"), Turn()), sampling=SamplingConfig(max_new_tokens=7))
+    episode = play(engine, Told(Turn("xyz"), Turn()), sampling=SamplingConfig(max_new_tokens=7))
     assert engine.limits == [7, 3]
-    assert (len(found.tokens), found.finish_reason) == (7, "length")
+    assert (len(episode.tokens), episode.finish_reason) == (7, "length")
 
 
 def test_an_observation_that_leaves_no_room_for_an_answer_is_not_appended():
-    found = play(Scripted(ids("a")), Told(Turn("uvwxyz")), sampling=SamplingConfig(max_new_tokens=7))
-    assert (found.tokens, found.finish_reason, found.scored) == (ids("a"), "length", None)
+    episode = play(Scripted(ids("a")), Told(Turn("uvwxyz")), sampling=SamplingConfig(max_new_tokens=7))
+    assert (episode.tokens, episode.finish_reason, episode.scored) == (ids("a"), "length", None)
 
 
 def test_episodes_of_unlike_length_never_outgrow_the_context_that_their_prompts_fit_in():
@@ -262,10 +267,10 @@ def test_episodes_of_unlike_length_never_outgrow_the_context_that_their_prompts_
     ],
 )
 def test_an_environment_that_fails_ends_its_episode_without_a_reward_and_says_why(turn, reason):
-    found = play(Scripted(ids("a"), ids("b")), Told(Turn("x", reward=1.0), turn), timeout_seconds=0.2)
-    assert found.environment_reward is None
-    assert reason in found.environment_error
-    assert found.tokens == [*ids("a"), *ids("x"), *ids("b")]
+    episode = play(Scripted(ids("a"), ids("b")), Told(Turn("x", reward=1.0), turn), timeout_seconds=0.2)
+    assert episode.environment_reward is None
+    assert reason in episode.environment_error
+    assert episode.tokens == [*ids("a"), *ids("x"), *ids("b")]
 
 
 def test_an_environment_that_can_not_be_made_or_reset_is_a_failure_like_another():
@@ -275,8 +280,8 @@ def test_an_environment_that_can_not_be_made_or_reset_is_a_failure_like_another(
 
     assert "reset raised OSError: no display" in play(Scripted(ids("a")), Broken()).environment_error
     episodes = EpisodeEngine(Scripted(ids("a")), lambda: 1 / 0, TOKENIZER)
-    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
-    assert "making the environment raised ZeroDivisionError" in found.environment_error
+    ((actual,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
+    assert "making the environment raised ZeroDivisionError" in actual.environment_error
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
@@ -284,14 +289,14 @@ def test_a_class_that_lacks_a_method_is_a_failure_like_another(method):
     whole = {"reset": lambda self, prompt: None, "step": lambda self, text: DONE}
     partial = type("Partial", (), {name: function for name, function in whole.items() if name != method})
     episodes = EpisodeEngine(Scripted(ids("a")), partial, TOKENIZER)
-    ((found,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
-    assert f"raised AttributeError: 'Partial' object has no attribute '{method}'" in found.environment_error
+    ((actual,),) = episodes.generate([asked()], num_samples=1, sampling=SAMPLING, seed=1, rollout_index=0)
+    assert f"raised AttributeError: 'Partial' object has no attribute '{method}'" in actual.environment_error
 
 
 def test_numbers_of_numpy_are_rewards():
-    found = play(Scripted(ids("a")), Told(Turn(done=np.bool_(True), reward=np.float32(0.5), info={"n": np.int64(2)})))
-    assert (found.environment_reward, found.environment_info) == (0.5, {"n": 2.0})
-    assert type(found.environment_reward) is float
+    episode = play(Scripted(ids("a")), Told(Turn(done=np.bool_(True), reward=np.float32(0.5), info={"n": np.int64(2)})))
+    assert (episode.environment_reward, episode.environment_info) == (0.5, {"n": 2.0})
+    assert type(episode.environment_reward) is float
 
 
 def test_environments_that_hang_one_after_the_other_stop_the_run():
@@ -302,8 +307,8 @@ def test_environments_that_hang_one_after_the_other_stop_the_run():
 
 def test_numbers_of_the_turns_are_added_up():
     turns = Told(Turn("x", reward=0.25, info={"calls": 1}), Turn(done=True, reward=0.5, info={"calls": 2, "late": 1}))
-    found = play(Scripted(ids("a"), ids("b")), turns)
-    assert (found.environment_reward, found.environment_info) == (0.75, {"calls": 3, "late": 1})
+    episode = play(Scripted(ids("a"), ids("b")), turns)
+    assert (episode.environment_reward, episode.environment_info) == (0.75, {"calls": 3, "late": 1})
 
 
 def test_settings_that_leave_no_turn_are_refused():

@@ -43,10 +43,10 @@ def logits(model, fused: FusedModel | None, steps: int = 6) -> torch.Tensor:
     """[steps, rows, V] of two rows for each prompt, fed the same tokens either way."""
     decoder = PackedDecoder(model, KVCache(), max_prefill_tokens=20, fused=fused)
     group = np.repeat(np.arange(len(IDS)), 2)
-    found = [decoder.prefill(IDS, group, steps)]
+    steps_logits = [decoder.prefill(IDS, group, steps)]
     for step in range(steps - 1):
-        found.append(decoder.step(torch.arange(len(group)) + 10 + step))
-    return torch.stack(found)
+        steps_logits.append(decoder.step(torch.arange(len(group)) + 10 + step))
+    return torch.stack(steps_logits)
 
 
 @pytest.mark.parametrize("family", FUSED_FAMILIES)
@@ -54,9 +54,9 @@ def test_logits_are_the_models_own(family):
     model = build_family(family)
     settings = compare(model, IDS)
     assert settings is not None
-    own, found = {"logits": logits(model, None)}, {"logits": logits(model, FusedModel(model, settings, torch.float32))}
+    own, actual = {"logits": logits(model, None)}, {"logits": logits(model, FusedModel(model, settings, torch.float32))}
     noise = rounding_noise(model, lambda: {"logits": logits(model, None)})
-    assert_same_but_for_rounding(found, own, noise)
+    assert_same_but_for_rounding(actual, own, noise)
 
 
 @pytest.mark.parametrize("family", FUSED_FAMILIES)
@@ -64,10 +64,10 @@ def test_half_precision_is_as_near_as_autocast(family):
     model = build_family(family)
     settings = compare(model, IDS)
     exact = logits(model, None)
-    found = (logits(model, FusedModel(model, settings, torch.bfloat16)) - exact).abs().mean()
+    mean = (logits(model, FusedModel(model, settings, torch.bfloat16)) - exact).abs().mean()
     with torch.autocast("cpu", torch.bfloat16):
         usual = (logits(model, None) - exact).abs().mean()
-    assert 0 < found < 1.5 * usual
+    assert 0 < mean < 1.5 * usual
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in FUSED_FAMILIES])
@@ -170,9 +170,9 @@ def test_a_projection_is_the_linear_map(dtype, bias):
     weight, x = (torch.randn(n, 24, generator=generator).to(dtype) for n in (40, 5))
     b = torch.randn(40, generator=generator).to(dtype) if bias else None
     expected = nn.functional.linear(x.double(), weight.double(), b.double() if b is not None else None)
-    found = Projection(weight, b, dtype)(x)
-    assert found.dtype == dtype
-    assert torch.allclose(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=40 * torch.finfo(dtype).eps)
+    actual = Projection(weight, b, dtype)(x)
+    assert actual.dtype == dtype
+    assert torch.allclose(actual.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=40 * torch.finfo(dtype).eps)
 
 
 def test_without_onednn_the_results_are_the_same(word_tokenizer, monkeypatch):
@@ -226,9 +226,9 @@ def test_the_heads_bias_is_kept():
     nn.init.normal_(model.lm_head.bias)
     settings = compare(model, IDS)
     assert settings is not None
-    own, found = {"logits": logits(model, None)}, {"logits": logits(model, FusedModel(model, settings, torch.float32))}
+    own, actual = {"logits": logits(model, None)}, {"logits": logits(model, FusedModel(model, settings, torch.float32))}
     noise = rounding_noise(model, lambda: {"logits": logits(model, None)})
-    assert_same_but_for_rounding(found, own, noise)
+    assert_same_but_for_rounding(actual, own, noise)
 
 
 def test_a_large_cache_is_given_back_to_training(word_tokenizer, monkeypatch):

@@ -354,10 +354,10 @@ def test_log_probabilities_of_rows_that_came_late_are_the_trainers(family, word_
 def test_a_repetition_penalty_follows_rows_that_came_late(policy, prompts):
     sampling = SAMPLED.updated(repetition_penalty=1.4, top_k=30)
     expected = ask(LocalEngine(policy), prompts, sampling, num_samples=3)
-    found = ask(LocalEngine(policy, max_rows=3), prompts, sampling, num_samples=3)
-    assert tokens_of(found) == tokens_of(expected)
-    assert [len(c.sampling_logprobs) for group in found for c in group] == [
-        len(c.tokens) for group in found for c in group
+    reply = ask(LocalEngine(policy, max_rows=3), prompts, sampling, num_samples=3)
+    assert tokens_of(reply) == tokens_of(expected)
+    assert [len(c.sampling_logprobs) for group in reply for c in group] == [
+        len(c.tokens) for group in reply for c in group
     ]
 
 

@@ -105,10 +105,10 @@ def test_the_policys_own_weights_can_be_asked_for_a_while(policy, prompts):
 def test_guesses_change_nothing_here_either(weights, policy, prompts):
     sampling = SamplingConfig(max_new_tokens=40, temperature=0.3)
     guessing = PromptLookupConfig(ngram_tokens=1, max_rows=100)
-    found = ask(LocalEngine(policy, weights=weights, speculate=guessing), prompts, sampling)
+    reply = ask(LocalEngine(policy, weights=weights, speculate=guessing), prompts, sampling)
     expected = ask(LocalEngine(policy, weights=weights), prompts, sampling)
     # A product of another shape adds up in another order, which half precision turns into another rounding: a few tokens may differ.
-    pairs = [(a.tokens, b.tokens) for g, h in zip(found, expected, strict=True) for a, b in zip(g, h, strict=True)]
+    pairs = [(a.tokens, b.tokens) for g, h in zip(reply, expected, strict=True) for a, b in zip(g, h, strict=True)]
     assert sum(a == b for a, b in pairs) >= len(pairs) - 2
 
 

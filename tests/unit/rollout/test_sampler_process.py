@@ -46,10 +46,10 @@ def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end()
             toy.change_weights(
                 policy.model, by=1.0, seed=7
             )  # what the policy becomes is the sampler's business no more
-            found = sampler.finish()
-            assert [[c.tokens for c in group] for group in found.groups] == [[c.tokens for c in g] for g in expected]
-            assert {c.weight_version for group in found.groups for c in group} == {version}
-            assert found.fingerprint == (before if changed else None)
+            actual = sampler.finish()
+            assert [[c.tokens for c in group] for group in actual.groups] == [[c.tokens for c in g] for g in expected]
+            assert {c.weight_version for group in actual.groups for c in group} == {version}
+            assert actual.fingerprint == (before if changed else None)
         # What is wrong with a request is said here, and the process lives on.
         sampler.begin(2, request(prompts=[Asked("c", [10**6])]), wants_fingerprint=False)
         with pytest.raises(DataError, match="holds the token 1000000"):

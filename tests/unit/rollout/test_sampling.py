@@ -38,8 +38,8 @@ def test_the_counter_gives_the_published_numbers():
         16408922859458223821,
     ]
     seeds = np.array([1234567], dtype=np.uint64)
-    found = [uniforms(seeds, step)[0] for step in range(5)]
-    assert found == [(number >> 11) * 2.0**-53 for number in published]
+    actual = [uniforms(seeds, step)[0] for step in range(5)]
+    assert actual == [(number >> 11) * 2.0**-53 for number in published]
 
 
 def test_uniform_numbers_are_uniform_along_a_sample_and_across_samples():
@@ -193,15 +193,15 @@ def test_the_distribution_is_transformers_own(settings):
     seen = torch.zeros(rows, vocabulary, dtype=torch.bool).scatter_(1, history, True)
 
     count = 500
-    found = torch.zeros(rows, vocabulary)
+    zeros = torch.zeros(rows, vocabulary)
     for uniform in even(count):
         drawn = draw(logits.clone(), uniform.repeat(rows), sampling, seen=seen)
         picked = expected.gather(1, drawn.tokens[:, None]).squeeze(1)
         told = drawn.sampling_logprobs if drawn.sampling_logprobs is not None else drawn.logprobs
         assert torch.allclose(told.double().exp(), picked, atol=1e-6)
-        found.scatter_add_(1, drawn.tokens[:, None], torch.ones(rows, 1))
+        zeros.scatter_add_(1, drawn.tokens[:, None], torch.ones(rows, 1))
     # evenly spread uniform numbers hit a token as often as its probability says, give or take one
-    assert ((found - expected * count).abs() <= 1.01).all()
+    assert ((zeros - expected * count).abs() <= 1.01).all()
 
 
 def test_a_large_nucleus_is_found_beyond_the_first_look():

@@ -56,8 +56,8 @@ def test_samples_and_log_probabilities_are_those_without_guesses(double, limits,
     model = build_family("llama")
     policy = PolicyModel(model.double() if double else model, word_tokenizer, choice=PACKED)
     engine = LocalEngine(policy, speculate=GUESSING, **limits)
-    found = ask(engine, prompts, REPEATING)
-    assert differences(ask(LocalEngine(policy, **limits), prompts, REPEATING), found) < (1e-12 if double else 2e-5)
+    reply = ask(engine, prompts, REPEATING)
+    assert differences(ask(LocalEngine(policy, **limits), prompts, REPEATING), reply) < (1e-12 if double else 2e-5)
     assert engine.figures["rollout/tokens_per_forward"] > 1.02, "no guess came true: the test shows too little"
     assert engine.figures["rollout/draft_accept_frac"] < 0.9, "no guess was wrong: the test shows too little"
 
@@ -178,10 +178,10 @@ def test_a_row_that_is_far_behind_does_not_see_the_room_that_another_needs(monke
         alone.prefill([[30, 31]], np.array([0]), 90)
         for held in range(80):
             slow = held // 8
-            found = decoder.step_drafted(torch.tensor([40, 40 + slow]), np.array([1, 1]), np.array([held, slow]))
+            actual = decoder.step_drafted(torch.tensor([40, 40 + slow]), np.array([1, 1]), np.array([held, slow]))
             if held % 8 == 0:
                 expected = alone.step_drafted(torch.tensor([40 + slow]), np.array([1]), np.array([slow]))
-            assert torch.allclose(found[1:], expected, atol=1e-4)
+            assert torch.allclose(actual[1:], expected, atol=1e-4)
 
 
 def test_guesses_begin_when_few_rows_are_left(word_tokenizer, monkeypatch):

@@ -60,20 +60,20 @@ def test_logprobs_of_texts_are_those_of_the_packed_path(policy, tiny_tokenizer):
     completions = [" grass", " in a den, as far as I know"]
     rows = [{"prompt": p, "completion": c} for p, c in zip(PROMPTS, completions, strict=True)]
     batch = pack(list(SFTDataset(rows, tiny_tokenizer)))
-    found = policy.logprobs(PROMPTS, completions)
-    assert torch.equal(torch.cat(found), policy.logprobs(batch))
-    assert [len(part) for part in found] == [len(tiny_tokenizer(c).input_ids) + 1 for c in completions], "EOS included"
-    torch.testing.assert_close(policy.logprobs(PROMPTS[:1], completions[:1])[0], found[0], rtol=0, atol=1e-5)
+    parts = policy.logprobs(PROMPTS, completions)
+    assert torch.equal(torch.cat(parts), policy.logprobs(batch))
+    assert [len(part) for part in parts] == [len(tiny_tokenizer(c).input_ids) + 1 for c in completions], "EOS included"
+    torch.testing.assert_close(policy.logprobs(PROMPTS[:1], completions[:1])[0], parts[0], rtol=0, atol=1e-5)
     assert policy.logprobs([], []) == []
 
 
 def test_logprobs_of_a_sample_are_the_engines(policy):
     sampled = policy.generate(PROMPTS, max_new_tokens=8, seed=1)
     for prompt, [completion] in zip(PROMPTS, sampled, strict=True):
-        [found] = policy.logprobs([prompt], [completion.text])
-        if policy.tokenizer(completion.text).input_ids == completion.tokens[: len(found) - 1]:
+        [actual] = policy.logprobs([prompt], [completion.text])
+        if policy.tokenizer(completion.text).input_ids == completion.tokens[: len(actual) - 1]:
             torch.testing.assert_close(
-                found[:-1], torch.tensor(completion.logprobs[: len(found) - 1]), rtol=0, atol=1e-4
+                actual[:-1], torch.tensor(completion.logprobs[: len(actual) - 1]), rtol=0, atol=1e-4
             )
 
 

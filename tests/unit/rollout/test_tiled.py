@@ -61,10 +61,10 @@ def test_a_product_is_rounded_once(rows, wide, out):
     torch.manual_seed(rows)
     weight, bias, x = torch.randn(out, wide), torch.randn(out), torch.randn(rows, wide).bfloat16()
     exact = x.double() @ weight.bfloat16().double().T + bias.double()
-    found = projection(weight, bias)(x).double()
+    actual = projection(weight, bias)(x).double()
     # Half a unit in the last of 8 binary places, and float32 sums of `wide` terms that may cancel.
     allowed = exact.abs() * 2.0**-8 + wide * 2.0**-23
-    assert ((found - exact).abs() <= allowed).all()
+    assert ((actual - exact).abs() <= allowed).all()
     without = projection(weight)(x).double()
     assert (
         (without - (exact - bias.double())).abs() <= (exact - bias.double()).abs() * 2.0**-8 + wide * 2.0**-23
@@ -94,18 +94,18 @@ def test_rows_that_stand_apart_in_memory_are_read_where_they_are():
 def test_what_is_not_finite_comes_through(value):
     x = torch.ones(20, 40).bfloat16()
     x[3, 39] = value
-    found = projection(torch.ones(33, 40))(x)
-    assert not found[3].isfinite().any()
-    assert torch.equal(found[:3], torch.full((3, 33), 40.0).bfloat16())
-    assert found[4:].isfinite().all()
+    actual = projection(torch.ones(33, 40))(x)
+    assert not actual[3].isfinite().any()
+    assert torch.equal(actual[:3], torch.full((3, 33), 40.0).bfloat16())
+    assert actual[4:].isfinite().all()
 
 
 def test_more_threads_give_the_same_bits(three_threads):
     torch.manual_seed(0)
     tiled, x = projection(torch.randn(500, 64), torch.randn(500)), torch.randn(40, 64).bfloat16()
-    found = tiled(x)
+    actual = tiled(x)
     torch.set_num_threads(1)
-    assert torch.equal(tiled(x), found)
+    assert torch.equal(tiled(x), actual)
 
 
 @pytest.mark.parametrize("wide", [16, 30, 33])
@@ -124,17 +124,17 @@ def test_a_step_in_one_call_is_what_its_parts_are(family, monkeypatch):
     model = build_family(family)
     whole = compiled(model)
     assert whole._weights is not None
-    found = logits(model, whole)
+    actual = logits(model, whole)
     by_parts = compiled(model)
     by_parts._weights = None
-    assert torch.equal(logits(model, by_parts), found)  # the same functions in the same order
+    assert torch.equal(logits(model, by_parts), actual)  # the same functions in the same order
     library = decode_kernels._functions(8, BLOCK, half=True)[0]
     monkeypatch.setattr(decode_kernels, "_functions", lambda *_, **__: (library, False))
     without = compiled(model)
     assert without._weights is None
     assert all(isinstance(layer.down, Projection) for layer in without.layers)
     exact = logits(model, None)
-    gaps = [(one - exact).abs().mean() for one in (found, logits(model, without))]
+    gaps = [(one - exact).abs().mean() for one in (actual, logits(model, without))]
     assert 0 < gaps[0] < 1.1 * gaps[1]
 
 
@@ -142,24 +142,24 @@ def test_a_step_in_one_call_is_what_its_parts_are(family, monkeypatch):
 def test_threads_do_not_change_a_sample(family, word_tokenizer, three_threads):
     policy = PolicyModel(build_family(family), word_tokenizer)
     engine = LocalEngine(policy, compiled=True, autocast="bfloat16")
-    found = ask(engine)
+    reply = ask(engine)
     torch.set_num_threads(1)
     alone = ask(LocalEngine(policy, compiled=True, autocast="bfloat16"))
-    assert [(c.tokens, c.logprobs) for c in found] == [(c.tokens, c.logprobs) for c in alone]
+    assert [(c.tokens, c.logprobs) for c in reply] == [(c.tokens, c.logprobs) for c in alone]
 
 
 def test_a_row_hangs_on_none_beside_it():
     model = build_family("llama")
     fused, rows = compiled(model), np.arange(2 * len(IDS))
-    found = []
+    actual = []
     for kept in (rows, rows[1::3]):
         decoder = PackedDecoder(model, KVCache(), max_prefill_tokens=20, fused=fused)
         decoder.prefill(IDS, rows // 2, 12)
         places = decoder.keep(np.isin(rows, kept))
         said = torch.stack([decoder.step(torch.from_numpy(places) + 10 + step) for step in range(10)], dim=1)
-        found.append(dict(zip(places.tolist(), said, strict=True)))
-    assert set(found[1]) == set(rows[1::3])
-    assert all(torch.equal(found[0][row], found[1][row]) for row in found[1])
+        actual.append(dict(zip(places.tolist(), said, strict=True)))
+    assert set(actual[1]) == set(rows[1::3])
+    assert all(torch.equal(actual[0][row], actual[1][row]) for row in actual[1])
 
 
 def test_an_interrupt_before_one_thread_begins_leaves_no_other_waiting(word_tokenizer, three_threads, monkeypatch):

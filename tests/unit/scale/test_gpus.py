@@ -35,12 +35,12 @@ def test_one_that_is_not_in_the_table_is_told_what_is_near():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_gpu_says_where_its_figures_come_from(name):
-    found = gpu(name)
-    assert found.source
-    assert found.is_gpu
-    assert found.flops("bfloat16") > found.flops("float32") > 1e13
-    assert found.memory_bytes > 1e10
-    assert found.copy_bytes_per_second > 1e11
+    actual = gpu(name)
+    assert actual.source
+    assert actual.is_gpu
+    assert actual.flops("bfloat16") > actual.flops("float32") > 1e13
+    assert actual.memory_bytes > 1e10
+    assert actual.copy_bytes_per_second > 1e11
 
 
 @pytest.mark.parametrize(

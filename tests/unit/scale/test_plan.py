@@ -67,23 +67,23 @@ def test_a_policy_is_expected_to_answer_as_long_as_it_was_shown(recipe, tmp_path
 
 
 def test_ppo_holds_a_critic_a_reference_and_a_reward_model_beside_the_policy(recipe):
-    found = plan_recipe(recipe(sft=SFT, reward=REWARD, ppo=PPO), gpu_name="H100", only="ppo").stages[0]
-    weights = 4 * found.num_parameters
-    assert found.memory["weights"] == found.memory["reference"] == found.memory["reward models"] == weights
-    assert found.memory["critic"] > 3 * weights  # with its two averages
-    assert found.memory["optimizer"] == 2 * weights
-    assert found.memory["checkpoint copy"] == 2 * 3 * weights  # of the policy and of the critic
-    assert found.memory_bytes == sum(found.memory.values())
-    assert found.steps == 4 * found.steps_per_phase == 4 * 2 * 2
+    actual = plan_recipe(recipe(sft=SFT, reward=REWARD, ppo=PPO), gpu_name="H100", only="ppo").stages[0]
+    weights = 4 * actual.num_parameters
+    assert actual.memory["weights"] == actual.memory["reference"] == actual.memory["reward models"] == weights
+    assert actual.memory["critic"] > 3 * weights  # with its two averages
+    assert actual.memory["optimizer"] == 2 * weights
+    assert actual.memory["checkpoint copy"] == 2 * 3 * weights  # of the policy and of the critic
+    assert actual.memory_bytes == sum(actual.memory.values())
+    assert actual.steps == 4 * actual.steps_per_phase == 4 * 2 * 2
 
 
 def test_adapters_need_no_second_model_and_hardly_an_optimizer(recipe):
     lora = {**PPO, "model": {"path": "stage:sft", "lora": {"rank": 2}}, "kind": "grpo", "group_size": 2}
     del lora["epochs_per_rollout"]
-    found = plan_recipe(recipe(sft=SFT, reward=REWARD, grpo=lora), gpu_name="H100", only="grpo").stages[0]
-    assert "reference" not in found.memory
-    assert found.num_trainable < found.num_parameters / 10
-    assert found.memory["optimizer"] == 8 * found.num_trainable
+    actual = plan_recipe(recipe(sft=SFT, reward=REWARD, grpo=lora), gpu_name="H100", only="grpo").stages[0]
+    assert "reference" not in actual.memory
+    assert actual.num_trainable < actual.num_parameters / 10
+    assert actual.memory["optimizer"] == 8 * actual.num_trainable
 
 
 def test_a_faster_gpu_is_faster_and_larger_lengths_cost_more(recipe):
@@ -95,15 +95,15 @@ def test_a_faster_gpu_is_faster_and_larger_lengths_cost_more(recipe):
 
 
 def test_machines_get_json(recipe):
-    found = plan_recipe(recipe(sft=SFT), gpu_name="L4").as_dict()
-    assert json.loads(json.dumps(found))["stages"][0]["strategy"]["name"] == "single"
+    document = plan_recipe(recipe(sft=SFT), gpu_name="L4").as_dict()
+    assert json.loads(json.dumps(document))["stages"][0]["strategy"]["name"] == "single"
 
 
 def test_this_machine_is_measured_on_the_spot(recipe, tmp_path):
     write_demonstrations(tmp_path)
-    found = plan_recipe(recipe(sft=SFT))
-    assert found.machine.flops("float32") > 1e8
-    [plan] = found.stages
+    actual = plan_recipe(recipe(sft=SFT))
+    assert actual.machine.flops("float32") > 1e8
+    [plan] = actual.stages
     assert plan.estimated_by == "thin copies measured here"
     assert plan.memory["libraries"] > 100 << 20
     assert plan.seconds["backward"] > 0

@@ -20,15 +20,15 @@ def probe(machine: Machine = HERE) -> SamplingProbe:
 
 def asked(monkeypatch):
     """Rows of each step that the engine decodes."""
-    found: list[int] = []
+    sizes: list[int] = []
     step = SamplingRun._step
 
     def noted(run, tokens):
-        found.append(len(run.rows))
+        sizes.append(len(run.rows))
         return step(run, tokens)
 
     monkeypatch.setattr(SamplingRun, "_step", noted)
-    return found
+    return sizes
 
 
 def test_a_probe_decodes_in_as_many_rows_as_completions_go_on(monkeypatch):
@@ -80,8 +80,8 @@ def test_sampling_for_longer_takes_as_many_more_steps(monkeypatch):
         return 0.0, float(len(rows) - before)
 
     monkeypatch.setattr(sampler, "_timed", counted)
-    found = [sampler.decode(32, 4, [length] * 8)[1] for length in (2, 40)]
-    assert found == pytest.approx([1.0, 39.0]), "the first token comes with the prompt"
+    actual = [sampler.decode(32, 4, [length] * 8)[1] for length in (2, 40)]
+    assert actual == pytest.approx([1.0, 39.0]), "the first token comes with the prompt"
 
 
 def test_every_number_of_rows_has_kernels_of_its_own_until_the_oldest_leave(monkeypatch):

@@ -59,16 +59,16 @@ def test_the_first_that_fits_is_recommended(gib, name):
 )
 def test_on_gpus_what_is_spread_grows_with_the_need(gib, optimizer, name):
     parts = PARTS | {"optimizer": optimizer * GIB, "activations": (8.0 if optimizer == 8.0 else 1.0) * GIB}
-    found = recommend(stage(), shape(), parts, machine(gib))
-    assert found.name == name
-    assert "GPUs" in found.why
+    sharded = recommend(stage(), shape(), parts, machine(gib))
+    assert sharded.name == name
+    assert "GPUs" in sharded.why
 
 
 def test_settings_that_are_recommended_are_settings_of_the_stage():
     for gib in (26, 12, 9.2):
-        found = recommend(stage(), shape(), PARTS, machine(gib, is_gpu=False))
-        assert found.settings
-        for setting in found.settings:
+        sharded = recommend(stage(), shape(), PARTS, machine(gib, is_gpu=False))
+        assert sharded.settings
+        for setting in sharded.settings:
             key = setting.split("=")[0].split(".")
             assert key[0] in type(stage()).model_fields
             assert len(key) == 1 or key[1] in ModelConfig.model_fields

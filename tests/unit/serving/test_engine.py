@@ -24,7 +24,10 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 def test_an_answer_does_not_depend_on_what_else_is_asked(model, answers, start):
     engine = start(max_batch_size=4, chunk_tokens=8)
-    how = [{"temperature": t, "top_p": p} for t, p in ((0.0, 1.0), (1.0, 0.9), (0.7, 1.0), (0.0, 1.0), (1.0, 1.0), (0.7, 0.9), (1.0, 1.0))]
+    how = [
+        {"temperature": t, "top_p": p}
+        for t, p in ((0.0, 1.0), (1.0, 0.9), (0.7, 1.0), (0.0, 1.0), (1.0, 1.0), (0.7, 0.9), (1.0, 1.0))
+    ]
     asked = [
         ask(f"r{number}", ids, seed=number % 2, num_samples=1 + number % 2, **how[number])
         for number, ids in enumerate(prompts(3, 30, 17, 17, 5, 44, 9))

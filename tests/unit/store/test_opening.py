@@ -142,10 +142,10 @@ def test_a_store_and_what_sqlite_keeps_beside_it_are_their_owners_alone(tmp_path
     try:
         with PreferenceStore(f"sqlite:///{tmp_path}/s.db" if as_url else tmp_path / "s.db") as store:
             store.add_annotator("ann")
-            found = rights_in(tmp_path)
+            actual = rights_in(tmp_path)
     finally:
         os.umask(before)
-    assert found == {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
+    assert actual == {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
 
 
 def test_a_store_that_others_could_read_is_closed_to_them_and_that_is_said(tmp_path, caplog):

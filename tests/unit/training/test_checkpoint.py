@@ -50,11 +50,11 @@ def store(tmp_path):
 def test_what_was_saved_comes_back(store):
     state = {"at": {"step": 5}, "tensor": torch.arange(3), "nested": [1, None, "x", (2.5, True)], "average": None}
     store.save(5, modules(3.0), state)
-    found = store.load_latest()
-    assert (found.step, found.path.name) == (5, "checkpoint-00000005")
-    assert torch.equal(found.weights["policy"]["weight"], torch.full((2, 2), 3.0))
-    assert torch.equal(found.state["tensor"], torch.arange(3))
-    assert found.state["nested"] == [1, None, "x", (2.5, True)]
+    latest = store.load_latest()
+    assert (latest.step, latest.path.name) == (5, "checkpoint-00000005")
+    assert torch.equal(latest.weights["policy"]["weight"], torch.full((2, 2), 3.0))
+    assert torch.equal(latest.state["tensor"], torch.arange(3))
+    assert latest.state["nested"] == [1, None, "x", (2.5, True)]
 
 
 def test_the_newest_is_loaded_and_the_oldest_leave(store):
@@ -154,10 +154,10 @@ def test_training_may_go_on_at_once_while_it_is_written(tmp_path, monkeypatch):
     assert store.paths() == [], "it is not there before it is written"
     go.set()
     store.wait()
-    found = store.load_latest()
-    assert float(found.weights["policy"]["bias"][0]) == 1.0
-    assert found.state["rows"] == [1, 2]
-    assert torch.equal(found.state["moments"][0], torch.ones(3))
+    latest = store.load_latest()
+    assert float(latest.weights["policy"]["bias"][0]) == 1.0
+    assert latest.state["rows"] == [1, 2]
+    assert torch.equal(latest.state["moments"][0], torch.ones(3))
     store.close()
 
 

@@ -47,10 +47,10 @@ TENSORS = {
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_tensor_of_the_state_comes_back_exactly(kind, tmp_path):
     tensor = TENSORS[kind].detach()
-    found = round_trip(tmp_path, {}, {"t": TENSORS[kind], "list": [TENSORS[kind]]}).state
+    state = round_trip(tmp_path, {}, {"t": TENSORS[kind], "list": [TENSORS[kind]]}).state
     if tensor.dtype == torch.float8_e4m3fn:  # not comparable as it is
-        found["t"], tensor = found["t"].view(torch.uint8), tensor.view(torch.uint8)
-    assert same(found["t"], tensor)
+        state["t"], tensor = state["t"].view(torch.uint8), tensor.view(torch.uint8)
+    assert same(state["t"], tensor)
     assert (tmp_path / "state.pt").stat().st_size < 20_000, "no more of a storage than the tensor needs"
 
 
@@ -63,9 +63,9 @@ def test_parameters_of_any_type_come_back_exactly(dtype, tmp_path):
     module.scalar = nn.Parameter(base[1, 1])
     module.empty = nn.Parameter(base[:0])
     module.tied = module.plain
-    found = round_trip(tmp_path, {"policy": module}, {}).weights["policy"]
-    assert found.keys() == {"plain", "same_storage", "scalar", "empty"}
-    assert all(same(found[name], parameter.detach()) for name, parameter in module.named_parameters())
+    policy = round_trip(tmp_path, {"policy": module}, {}).weights["policy"]
+    assert policy.keys() == {"plain", "same_storage", "scalar", "empty"}
+    assert all(same(policy[name], parameter.detach()) for name, parameter in module.named_parameters())
 
 
 def test_a_type_that_safetensors_can_not_store_is_named(tmp_path):
@@ -87,11 +87,11 @@ def test_containers_come_back_and_one_thing_stays_one_thing(tmp_path):
         "size": torch.Size([2]),
         "dtype": torch.bfloat16,
     }
-    found = round_trip(tmp_path, {}, state).state
-    assert found["a"] is found["b"][0]
-    assert found["lists"][0] is found["lists"][1]
-    assert {**found, "a": 0, "b": found["b"][1]} == {**state, "a": 0, "b": state["b"][1]}
-    assert list(found["ordered"]) == ["z", "a"]
+    actual = round_trip(tmp_path, {}, state).state
+    assert actual["a"] is actual["b"][0]
+    assert actual["lists"][0] is actual["lists"][1]
+    assert {**actual, "a": 0, "b": actual["b"][1]} == {**state, "a": 0, "b": state["b"][1]}
+    assert list(actual["ordered"]) == ["z", "a"]
 
 
 def test_a_snapshot_shares_nothing_with_the_run(tmp_path):

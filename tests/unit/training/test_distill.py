@@ -25,8 +25,8 @@ OWN = {"on_policy_frac": 1.0, "divergence_beta": 1.0}
 def logits(policy, batch):
     ids, mask = padded_rows(batch)
     with torch.no_grad():
-        found = policy.model(input_ids=ids, attention_mask=mask).logits
-    return found[batch.score_seq, batch.positions[batch.score_at]]
+        whole = policy.model(input_ids=ids, attention_mask=mask).logits
+    return whole[batch.score_seq, batch.positions[batch.score_at]]
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
@@ -35,8 +35,8 @@ def test_the_loss_is_the_mean_over_tokens_of_the_divergence(beta):
     batch = trainer.collect(0, Metrics()).batch(range(6))
     student, teacher = logits(trainer.policy, batch), logits(trainer.teacher, batch)
     expected = exact_kl(student, teacher) if beta == 1 else exact_kl(teacher, student)
-    found = trainer.loss(batch, Totals.of([batch]), Metrics())
-    assert float(found.detach()) == pytest.approx(float(expected.mean()), rel=1e-6)
+    loss = trainer.loss(batch, Totals.of([batch]), Metrics())
+    assert float(loss.detach()) == pytest.approx(float(expected.mean()), rel=1e-6)
 
 
 def test_teacher_and_student_are_compared_at_the_temperature_that_is_drawn_at():
@@ -47,8 +47,8 @@ def test_teacher_and_student_are_compared_at_the_temperature_that_is_drawn_at():
     def expected(batch):
         return float(exact_kl(logits(trainer.policy, batch) / 2, logits(trainer.teacher, batch) / 2).mean())
 
-    found = trainer.loss(batch, Totals.of([batch]), Metrics())
-    assert float(found.detach()) == pytest.approx(expected(batch), rel=1e-6)
+    loss = trainer.loss(batch, Totals.of([batch]), Metrics())
+    assert float(loss.detach()) == pytest.approx(expected(batch), rel=1e-6)
     held_out = trainer._sample_held_out(step=1).rollout.experience.batch(range(3))
     assert trainer.evaluate()["eval/teacher_kl"] == pytest.approx(expected(held_out), rel=1e-6)
 

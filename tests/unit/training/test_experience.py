@@ -50,8 +50,8 @@ def test_steps_visit_every_group_once_in_order_and_in_micro_batches(experience):
 
 def test_numbers_of_all_tokens_come_in_order_however_they_are_cut(experience):
     for limit in (1, 8, 10**6):
-        found = experience.map(lambda batch: batch.score_token.double(), max_tokens=limit)
-        assert found.tolist() == experience.token_columns["ids"].tolist()
+        actual = experience.map(lambda batch: batch.score_token.double(), max_tokens=limit)
+        assert actual.tolist() == experience.token_columns["ids"].tolist()
 
 
 def test_it_goes_through_a_checkpoint(experience, tmp_path):
@@ -78,7 +78,7 @@ def test_the_state_after_the_last_token_is_the_one_that_predicts_a_token_behind_
         Group(g.prefix, [Branch([*b.tokens, 30], [False] * len(b.tokens) + [True]) for b in g.branches]) for g in GROUPS
     ]
     with torch.no_grad():
-        found = values(pack(GROUPS).at_last_tokens())
-        torch.testing.assert_close(found, values(pack(longer)))
-        assert len(found) == 6
-        assert float((found - values(pack(GROUPS))[[2, 3, 5, 6, 8, 9]]).abs().min()) > 1e-4, "not the state before it"
+        actual = values(pack(GROUPS).at_last_tokens())
+        torch.testing.assert_close(actual, values(pack(longer)))
+        assert len(actual) == 6
+        assert float((actual - values(pack(GROUPS))[[2, 3, 5, 6, 8, 9]]).abs().min()) > 1e-4, "not the state before it"

@@ -52,10 +52,10 @@ def test_every_token_of_a_completion_has_its_advantage_over_its_siblings():
     # less the means of each three: 3, 1, 5 and 1/3
     expected = torch.tensor([-2.0, -1.0, 3.0, -1.0, -1.0, 2.0, 0.0, 0.0, 0.0, 2 / 3, -1 / 3, -1 / 3])
     torch.testing.assert_close(experience.token_columns["advantages"], expected[experience.score_seq])
-    found = metrics.result()
-    assert found["grpo/reward_mean"] == pytest.approx(sum(SCORES) / 12)
-    assert found["grpo/advantage_mean"] == pytest.approx(0, abs=1e-6)
-    assert found["grpo/equal_groups_frac"] == 0.25
+    means = metrics.result()
+    assert means["grpo/reward_mean"] == pytest.approx(sum(SCORES) / 12)
+    assert means["grpo/advantage_mean"] == pytest.approx(0, abs=1e-6)
+    assert means["grpo/equal_groups_frac"] == 0.25
 
 
 def test_dividing_by_the_deviation_makes_groups_alike():
@@ -121,17 +121,17 @@ def credit(**settings) -> torch.Tensor:
 
 
 def test_leave_one_out_is_the_mean_of_the_others_and_a_multiple_of_the_groups_mean():
-    found = credit(advantage="leave_one_out")
+    actual = credit(advantage="leave_one_out")
     # 1 - (2 + 6) / 2 = -3, 2 - 3.5 = -1.5, 6 - 1.5 = 4.5
-    assert found[:3].tolist() == pytest.approx([-3.0, -1.5, 4.5])
-    torch.testing.assert_close(found, 3 / 2 * credit(advantage="group_mean"))
+    assert actual[:3].tolist() == pytest.approx([-3.0, -1.5, 4.5])
+    torch.testing.assert_close(actual, 3 / 2 * credit(advantage="group_mean"))
 
 
 def test_one_deviation_for_the_whole_rollout_keeps_easy_groups_small():
-    found = credit(advantage="batch_std")
+    actual = credit(advantage="batch_std")
     centered = credit(advantage="group_mean")
     # squares of the centered scores: 4 + 1 + 9 + 1 + 1 + 4 + 0 + 4/9 + 1/9 + 1/9 = 20.6667, over 12 - 1
-    torch.testing.assert_close(found, centered / (math.sqrt(20.6666667 / 11) + 1e-4))
+    torch.testing.assert_close(actual, centered / (math.sqrt(20.6666667 / 11) + 1e-4))
 
 
 def test_the_whole_rollout_whitens_returns_over_all_its_tokens():
@@ -248,12 +248,12 @@ def test_groups_that_teach_nothing_are_replaced_by_the_next_prompts_of_the_cycle
     flat = [name for names in rounds for name in names]
     order = [trainer.prompts[n].id for n in trainer.order.take(0, len(flat))]
     assert flat == order, "each round goes on where the one before ended"
-    found = metrics.result()
-    assert found["rollout/rounds"] == len(rounds) > 1
-    assert found["rollout/prompts_asked"] == len(flat)
-    assert found["rollout/prompts_kept"] == 4
+    means = metrics.result()
+    assert means["rollout/rounds"] == len(rounds) > 1
+    assert means["rollout/prompts_asked"] == len(flat)
+    assert means["rollout/prompts_kept"] == 4
     assert trainer.asked_again == len(flat) - 4
-    assert found["dapo/equal_groups_frac"] == sum(int(name) % 2 for name in flat) / len(flat) > 0, (
+    assert means["dapo/equal_groups_frac"] == sum(int(name) % 2 for name in flat) / len(flat) > 0, (
         "of all that were judged"
     )
     trainer.collect(1, Metrics())

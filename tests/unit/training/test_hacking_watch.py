@@ -158,11 +158,11 @@ def test_stop_ends_the_run_and_the_same_command_goes_on_once_it_only_warns(tmp_p
 def test_restore_goes_back_to_before_the_fall_with_half_the_learning_rate(tmp_path):
     hacking = {"action": "restore", **LOOKS, "win_rate_drop": "off"}
     build(tmp_path, hacking, judge=Disagrees(), save_every=2, keep_checkpoints=20).train()
-    found = [a for a in alarms(tmp_path) if a["action"] == "restore"]
+    actual = [a for a in alarms(tmp_path) if a["action"] == "restore"]
     logged = TrainingLogger(tmp_path, stage="grpo").read("metrics")
-    assert found[0]["restored_to"] == 0, "the judge's best look was that at the starting policy"
-    assert found[0]["raised_at"] > 5
-    assert found[0]["learning_rate_scale"] == 0.5
+    assert actual[0]["restored_to"] == 0, "the judge's best look was that at the starting policy"
+    assert actual[0]["raised_at"] > 5
+    assert actual[0]["learning_rate_scale"] == 0.5
     assert [e["step"] for e in logged] == list(range(1, 17)), "the run went on from there"
 
 
@@ -225,8 +225,8 @@ def test_penalize_subtracts_from_the_rewards_of_the_completions_that_show_it(tmp
     amounts = torch.cat([lost for _, lost in given])
     assert docked
     assert set(amounts.tolist()) == {0.0, 3.0}
-    found = [a for a in alarms(tmp_path) if a["guard"] == "repetition_share"]
-    assert found[0]["action"] == "penalize"
+    actual = [a for a in alarms(tmp_path) if a["guard"] == "repetition_share"]
+    assert actual[0]["action"] == "penalize"
 
 
 # A judge that is held out ------------------------------------------------------------------------------

@@ -39,17 +39,17 @@ def test_ties_count_half_and_what_only_one_side_has_counts_nothing():
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_a_policy_that_has_learned_nothing_ties_with_its_start(name):
     trainer = toy.build_trainer(name, held_out=True, evaluation=EVERYTHING, learning_rate=1e-12)
-    found = trainer.train().evaluation
-    assert found["eval/win_rate"] == 0.5
-    assert 0 <= found["eval/pass_at_1"] <= found["eval/pass_at_2"] <= 1
+    evaluation = trainer.train().evaluation
+    assert evaluation["eval/win_rate"] == 0.5
+    assert 0 <= evaluation["eval/pass_at_1"] <= evaluation["eval/pass_at_2"] <= 1
 
 
 @pytest.mark.slow
 def test_a_policy_that_has_learned_beats_its_start():
     settings = {"rollouts": 30, "learning_rate": 2e-2, "kl": {"coef": 0.0}}
-    found = toy.build_trainer("grpo", held_out=True, evaluation=EVERYTHING, **settings).train().evaluation
-    assert found["eval/win_rate"] > 0.7
-    assert found["eval/score_mean"] > 0.7
+    evaluation = toy.build_trainer("grpo", held_out=True, evaluation=EVERYTHING, **settings).train().evaluation
+    assert evaluation["eval/win_rate"] > 0.7
+    assert evaluation["eval/score_mean"] > 0.7
 
 
 class Counting(toy.ShareOfGood):

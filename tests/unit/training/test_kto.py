@@ -175,10 +175,10 @@ def test_good_completions_become_likelier_than_bad_ones():
     config = KTOConfig(learning_rate=3e-3, epochs=3, batch_size=16)
     log = TrainingLogger()
     trainer = KTOTrainer(toy.build_policy(), config, toy.verdicts(200), toy.verdicts(40, seed=3), log=log)
-    found = trainer.train().evaluation
-    assert found["eval/accuracy"] > 0.85
-    assert found["eval/desirable_reward"] > found["eval/undesirable_reward"] + 0.2
-    assert found["eval/loss"] < 0.47
+    evaluation = trainer.train().evaluation
+    assert evaluation["eval/accuracy"] > 0.85
+    assert evaluation["eval/desirable_reward"] > evaluation["eval/undesirable_reward"] + 0.2
+    assert evaluation["eval/loss"] < 0.47
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,11 @@ def test_on_a_terminal_progress_is_a_bar():
 def scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return {tag: [(s.step, s.value) for s in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    event_accumulator = EventAccumulator(str(folder))
+    event_accumulator.Reload()
+    return {
+        tag: [(s.step, s.value) for s in event_accumulator.Scalars(tag)] for tag in event_accumulator.Tags()["scalars"]
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own, on import

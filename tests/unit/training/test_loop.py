@@ -84,10 +84,10 @@ def test_a_limit_on_kl_ends_a_phase_and_keeps_the_schedule(tmp_path):
         "ppo", log=short, rollouts=3, stop_at_kl=1e-12, checkpoint_dir=tmp_path, save_every=3, keep_checkpoints=9
     ).train()
     rates = {event["step"]: event["metrics"]["learning_rate"] for event in plain.read("metrics")}
-    found = [(event["step"], event["metrics"]["learning_rate"]) for event in short.read("metrics")]
+    actual = [(event["step"], event["metrics"]["learning_rate"]) for event in short.read("metrics")]
     # the first step of a phase has a ratio of 1 and a KL of rounding; the second one moved, and ends it
-    assert [step for step, _ in found] == [1, 2, 5, 6, 9, 10]
-    assert found == [(step, rates[step]) for step, _ in found]
+    assert [step for step, _ in actual] == [1, 2, 5, 6, 9, 10]
+    assert actual == [(step, rates[step]) for step, _ in actual]
     assert result.steps == 12
     # due at 3, 6 and 9: the first two fall on steps that were left out, and are made up for at the end of their phase
     assert checkpoints(tmp_path) == ["04", "08", "09"]

@@ -29,11 +29,11 @@ def trained(name, **settings):
 @pytest.mark.parametrize("name", MEASURABLE)
 def test_a_suggestion_leaves_no_trace_in_the_training(name):
     plain, steps, none = trained(name)
-    found, measured, (event,) = trained(name, lr_find="suggest")
+    actual, measured, (event,) = trained(name, lr_find="suggest")
     assert none == []
-    assert plain.keys() == found.keys()
+    assert plain.keys() == actual.keys()
     for key, weights in plain.items():
-        assert torch.equal(weights, found[key]), key
+        assert torch.equal(weights, actual[key]), key
     assert steps == measured
     assert len(event["rates"]) == len(event["values"]) > 3
     assert event["used"] is False
@@ -42,11 +42,11 @@ def test_a_suggestion_leaves_no_trace_in_the_training(name):
 @pytest.mark.parametrize("name", ["sft", "reward", "dpo", "ppo", "grpo"])
 def test_a_suggestion_lies_where_the_curve_says_and_is_used_where_asked(name):
     _, steps, (event,) = trained(name, lr_find="use", schedule="constant", warmup_frac=0.0)
-    found = event["suggested"]
+    suggested = event["suggested"]
     assert event["used"] is True
-    assert steps[0]["learning_rate"] == steps[-1]["learning_rate"] == found
+    assert steps[0]["learning_rate"] == steps[-1]["learning_rate"] == suggested
     assert event["objective"] == ("kl" if name in ("ppo", "grpo") else "loss")
-    assert 1e-7 <= found < max(event["rates"])
+    assert 1e-7 <= suggested < max(event["rates"])
 
 
 def test_a_critic_with_a_rate_of_its_own_keeps_it():

@@ -78,17 +78,17 @@ def test_a_rollout_that_is_broken_off_moves_it_once():
 
 def test_an_evaluation_measures_the_kl_to_where_the_reference_began_too():
     """Decay 0 and an eager pace: the reference is almost the policy, and only the first one shows how far it went."""
-    found = {}
+    actual = {}
     for moving in (None, {"every": 1, "decay": 0.0}):
         trainer, _ = build(rollouts=4, moving_reference=moving, learning_rate=3e-3, held_out=True)
         trainer.train()
         before = toy.weights_of(trainer)
         where = {name: kept.clone() for name, kept in trainer.reference.copy.named_parameters()}
-        found[moving is None] = trainer.evaluate()
+        actual[moving is None] = trainer.evaluate()
         assert toy.largest_difference(before, toy.weights_of(trainer)) == 0
         assert all(torch.equal(where[name], kept) for name, kept in trainer.reference.copy.named_parameters())
-    assert "eval/first_ref_kl" not in found[True]
-    moved = found[False]
+    assert "eval/first_ref_kl" not in actual[True]
+    moved = actual[False]
     assert moved["eval/first_ref_kl"] != pytest.approx(moved["eval/ref_kl"], abs=1e-4)
     trainer, _ = build(rollouts=4, moving_reference={"decay": 0.0}, learning_rate=3e-3, held_out=True)
     first = ReferenceModel(trainer.policy)

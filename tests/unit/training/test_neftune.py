@@ -53,14 +53,14 @@ def test_completions_that_share_a_prefix_share_its_noise():
 def test_noise_is_the_same_on_every_path(path):
     policy = toy.build_policy(dtype=torch.float64)
     batch = with_noise_seeds(pack(toy.rows(5)), 0, 0)
-    found = {}
+    actual = {}
     for way in ("packed", path):
         policy.choice = PathChoice(way, 0.0, "said so")
         with noisy_embeddings(policy, batch, alpha=5.0):
-            found[way] = policy.score(batch).logprobs
-    torch.testing.assert_close(found["packed"], found[path], rtol=0, atol=1e-12)
+            actual[way] = policy.score(batch).logprobs
+    torch.testing.assert_close(actual["packed"], actual[path], rtol=0, atol=1e-12)
     policy.choice = PathChoice("packed", 0.0, "said so")
-    assert (policy.score(batch).logprobs - found[path]).abs().max() > 1e-3, "outside there is none"
+    assert (policy.score(batch).logprobs - actual[path]).abs().max() > 1e-3, "outside there is none"
 
 
 def test_a_batch_without_seeds_is_read_as_it_is():

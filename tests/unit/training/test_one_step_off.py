@@ -27,8 +27,8 @@ def two_threads() -> Iterator[None]:
     ("all_threads", "sampler", "trainer"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 2, 2), (16, 8, 8)]
 )
 def test_threads_are_divided(all_threads, sampler, trainer):
-    found = Threads(all_threads)
-    assert (found.sampler, found.trainer) == (sampler, trainer)
+    threads = Threads(all_threads)
+    assert (threads.sampler, threads.trainer) == (sampler, trainer)
 
 
 def test_the_trainer_has_all_threads_while_nothing_waits(two_threads):
@@ -81,11 +81,11 @@ def test_a_process_that_draws_other_numbers_is_noticed_at_the_first_step():
 
     class Noisy(InTurn):
         def finish(self) -> Sampled:
-            found = super().finish()
-            for group in found.groups:
+            actual = super().finish()
+            for group in actual.groups:
                 for completion in group:
                     completion.logprobs[0] -= 0.5
-            return found
+            return actual
 
     trainer.collector.ahead.build = lambda: Noisy(trainer.policy)
     trainer.train()

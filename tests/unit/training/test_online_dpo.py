@@ -69,10 +69,10 @@ def test_where_all_scores_are_equal_the_rollout_stays_and_teaches_nothing():
 def test_the_first_step_costs_log_2_and_its_ratios_are_1():
     trainer = toy.build_trainer("online_dpo", dtype=torch.float64)
     loop = Loop(trainer, trainer.config)
-    found = loop._step(next(iter(trainer.steps(0, trainer.collect(0, Metrics())))))
-    assert found["loss/train"] == pytest.approx(math.log(2), rel=1e-6)
-    assert found["online_dpo/ratio_max"] == pytest.approx(1, abs=1e-5)
-    assert found["online_dpo/reward_margin"] == pytest.approx(0, abs=1e-6)
+    figures = loop._step(next(iter(trainer.steps(0, trainer.collect(0, Metrics())))))
+    assert figures["loss/train"] == pytest.approx(math.log(2), rel=1e-6)
+    assert figures["online_dpo/ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert figures["online_dpo/reward_margin"] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_loss_is_that_of_dpo_on_the_margin_by_hand():

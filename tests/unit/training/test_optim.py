@@ -44,9 +44,9 @@ def test_linear_falls_by_equal_parts_to_one_part_before_nothing():
 
 
 def test_cosine_is_half_a_wave():
-    found = factors("cosine", total=4)
+    actual = factors("cosine", total=4)
     # (1 + cos(pi x)) / 2 at x = 0, 1/4, 1/2, 3/4
-    assert found == pytest.approx([1.0, 0.5 + math.sqrt(0.5) / 2, 0.5, 0.5 - math.sqrt(0.5) / 2])
+    assert actual == pytest.approx([1.0, 0.5 + math.sqrt(0.5) / 2, 0.5, 0.5 - math.sqrt(0.5) / 2])
 
 
 def test_warm_up_rises_in_equal_steps_without_wasting_one_at_zero():
@@ -102,12 +102,12 @@ def test_each_model_is_clipped_by_itself_and_reported_before_clipping():
     optimizer.adamw.register_step_pre_hook(
         lambda *_: seen.update(policy=policy.weight.grad.clone(), value=value.weight.grad.clone())
     )
-    found = optimizer.step(0)
+    norm = optimizer.step(0)
     torch.testing.assert_close(seen["policy"], torch.tensor([[0.6, 0.8]]), rtol=1e-4, atol=0)
     assert torch.equal(seen["value"], torch.tensor([[0.3, 0.4]]))
-    assert found["grad_norm/policy"] == pytest.approx(50)
-    assert found["grad_norm/value"] == pytest.approx(0.5)
-    assert found["grad_norm"] == pytest.approx(math.hypot(50, 0.5))
+    assert norm["grad_norm/policy"] == pytest.approx(50)
+    assert norm["grad_norm/value"] == pytest.approx(0.5)
+    assert norm["grad_norm"] == pytest.approx(math.hypot(50, 0.5))
 
 
 def test_without_a_limit_nothing_is_clipped():

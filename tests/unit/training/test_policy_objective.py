@@ -55,8 +55,8 @@ def gradient(policy_loss: str, log_ratios, advantages, *, columns=None, **settin
 @pytest.mark.parametrize("policy_loss", LOSSES)
 def test_on_policy_every_loss_is_the_plain_policy_gradient(policy_loss):
     # a CISPO that takes clip_high = 0.2 for its bound would scale this by 0.2
-    found = gradient(policy_loss, [[0.0, 0.0, 0.0], [0.0]], [[1.5] * 3, [-0.5]])
-    assert found == pytest.approx([-1.5, -1.5, -1.5, 0.5], rel=1e-12)
+    actual = gradient(policy_loss, [[0.0, 0.0, 0.0], [0.0]], [[1.5] * 3, [-0.5]])
+    assert actual == pytest.approx([-1.5, -1.5, -1.5, 0.5], rel=1e-12)
 
 
 @pytest.mark.parametrize("policy_loss", ["clip", "sequence", "sequence_token"])
@@ -94,8 +94,8 @@ def test_completions_of_one_token_have_one_ratio_however_it_is_taken():
 
 def test_a_gate_of_ones_own_temperature_fades_sooner():
     # t = 2: d/dr of 4 / 2 * sigmoid(2 (r - 1)) is 4 sigmoid' = 4 * 0.104994 at r = 2, times r
-    (found,) = gradient("sapo", [[math.log(2.0)]], [[1.0]], gate_temperatures=(2.0, 1.0))
-    assert found == pytest.approx(-8 * 0.10499358540350651)
+    (actual,) = gradient("sapo", [[math.log(2.0)]], [[1.0]], gate_temperatures=(2.0, 1.0))
+    assert actual == pytest.approx(-8 * 0.10499358540350651)
 
 
 @pytest.mark.parametrize("policy_loss", LOSSES)
@@ -107,9 +107,9 @@ def test_a_token_e100_times_as_likely_leaves_loss_and_gradient_finite(policy_los
     assert torch.isfinite(logprobs.grad).all()
     metrics = Metrics()
     measure_ratios(logprobs.detach(), batch, metrics, name="grpo", formula=POLICY_LOSSES[policy_loss], **BOUNDS)
-    found = metrics.result()
-    assert found["loss/ratio_overflows"] == 1.0, "counted, not hidden"
-    assert all(math.isfinite(value) for value in found.values())
+    means = metrics.result()
+    assert means["loss/ratio_overflows"] == 1.0, "counted, not hidden"
+    assert all(math.isfinite(value) for value in means.values())
 
 
 def test_what_is_clipped_is_what_the_loss_in_use_clips():
@@ -144,9 +144,9 @@ def test_an_unbiased_kl_is_weighed_by_the_ratio_and_has_its_gradient_too():
     distance = -2 + math.log(2.0) + 1.0  # log policy - log reference of the first token; 0 of the second
     k3 = math.exp(-distance) - 1 + distance
     assert kl().tolist() == pytest.approx([k3, 0.0], rel=1e-12)
-    found = kl(unbiased=True)
-    assert found.tolist() == pytest.approx([2 * k3, 0.0], rel=1e-12)
-    (gradient,) = torch.autograd.grad(found.sum(), logprobs)
+    actual = kl(unbiased=True)
+    assert actual.tolist() == pytest.approx([2 * k3, 0.0], rel=1e-12)
+    (gradient,) = torch.autograd.grad(actual.sum(), logprobs)
     assert gradient.tolist() == pytest.approx([2 * k3 + 2 * (1 - math.exp(-distance)), 0.0], rel=1e-12)
 
 
@@ -171,17 +171,17 @@ def corrected(settings: dict, *, gaps: list[list[float]]) -> tuple[list[float], 
 def test_ratios_of_trainer_to_sampler_are_bounded_and_told():
     three, half = math.log(3), math.log(0.5)
     gaps = [[three, 0.0], [half]]
-    weights, found = corrected({}, gaps=gaps)
+    weights, actual = corrected({}, gaps=gaps)
     assert weights == pytest.approx([2.0, 1.0, 0.5])  # cut at 2
-    assert found["importance/ratio_mean"] == pytest.approx((3 + 1 + 0.5) / 3)
-    assert found["importance/ratio_max"] == pytest.approx(3)
-    assert found["importance/too_high_frac"] == pytest.approx(1 / 3)
-    assert found["importance/out_of_bounds"] == 1
+    assert actual["importance/ratio_mean"] == pytest.approx((3 + 1 + 0.5) / 3)
+    assert actual["importance/ratio_max"] == pytest.approx(3)
+    assert actual["importance/too_high_frac"] == pytest.approx(1 / 3)
+    assert actual["importance/out_of_bounds"] == 1
     weights, _ = corrected({"bound": "mask", "low": 0.6}, gaps=gaps)
     assert weights == pytest.approx([0.0, 1.0, 0.0])
-    weights, found = corrected({"level": "sequence", "high": 5.0}, gaps=gaps)
+    weights, actual = corrected({"level": "sequence", "high": 5.0}, gaps=gaps)
     assert weights == pytest.approx([3.0, 3.0, 0.5])
-    assert found["importance/ratio_mean"] == pytest.approx(3.5 / 2), "two completions are two units"
+    assert actual["importance/ratio_mean"] == pytest.approx(3.5 / 2), "two completions are two units"
     weights, _ = corrected({"level": "geometric"}, gaps=gaps)
     assert weights == pytest.approx([math.sqrt(3), math.sqrt(3), 0.5])
 
@@ -230,15 +230,15 @@ def test_the_exact_kl_is_of_the_distributions_that_are_drawn_from(where):
     experience = trainer.collect(0, Metrics())
     batch = experience.batch(range(4))
     if where == "reward":
-        found = trainer.kl_in_reward(experience, Metrics())
+        kl = trainer.kl_in_reward(experience, Metrics())
     else:
         scores = trainer.score(batch)
         models = {"policy": trainer.policy, "reference": trainer.reference}
-        found = kl_in_loss(scores, batch, Metrics(), **models, estimator="exact", temperature=2.0).detach()
+        kl = kl_in_loss(scores, batch, Metrics(), **models, estimator="exact", temperature=2.0).detach()
     with torch.no_grad():
         both = (padded_logits(model, batch) / 2.0 for model in (trainer.policy.model, trainer.reference.copy.model))
         expected = exact_kl(*both)
-    torch.testing.assert_close(found, expected.to(found), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(kl, expected.to(kl), rtol=1e-6, atol=1e-9)
     assert float(expected.mean()) > 1e-3
 
 

@@ -209,9 +209,9 @@ def test_the_policys_lambda_grows_with_the_length_of_a_completion():
     experience, _ = credit(trainer, metrics)
     lengths = torch.bincount(experience.score_seq)
     sequence = int((lengths == 5).nonzero()[0])
-    found = experience.token_columns["advantages"][experience.score_seq == sequence]
+    actual = experience.token_columns["advantages"][experience.score_seq == sequence]
     weights = torch.tensor([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
-    torch.testing.assert_close(found, experience.columns["scores"][sequence] * weights)
+    torch.testing.assert_close(actual, experience.columns["scores"][sequence] * weights)
     expected = [max(0.0, 1 - 1 / (0.4 * n)) for n in lengths.tolist()]
     assert metrics.result()["ppo/lambda_mean"] == pytest.approx(sum(expected) / len(expected))
 
@@ -229,10 +229,10 @@ def test_in_the_warm_up_the_critic_learns_and_the_policy_keeps_its_bits(shared, 
     rates = []
     for phase in range(4):
         for batches in trainer.steps(phase, trainer.collect(phase, Metrics())):
-            found = loop._step(batches)
+            figures = loop._step(batches)
             loop.at.step += 1
-            rates.append(found["learning_rate"])
-            assert ("ppo/ratio_max" in found) == ("loss/policy" in found) == (phase >= 2)
+            rates.append(figures["learning_rate"])
+            assert ("ppo/ratio_max" in figures) == ("loss/policy" in figures) == (phase >= 2)
         moved = any(not torch.equal(a, b) for a, b in zip(policy, trainer.policy.model.parameters(), strict=True))
         assert moved == (phase >= 2)
         assert trainer.controller.coef == 0.1 if phase < 3 else trainer.controller.coef < 0.1

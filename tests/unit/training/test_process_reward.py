@@ -50,9 +50,9 @@ def test_what_follows_the_first_wrong_step_is_not_learned_from_where_that_is_ask
     trainer = saying(toy.build_trainer("prm", until_first_error=True), [LOG3, 0.0, -LOG3, 0.0])
     metrics = Metrics()
     assert loss_of(trainer, [THREE, ONE], metrics) == pytest.approx(((LOG4 - LOG3) + LOG2 + LOG2) / 3)
-    found = metrics.result()
-    assert found["prm/accuracy"] == pytest.approx(2 / 3)
-    assert found["prm/wrong_found"] == 0.0
+    means = metrics.result()
+    assert means["prm/accuracy"] == pytest.approx(2 / 3)
+    assert means["prm/wrong_found"] == 0.0
 
 
 def test_pairs_teach_the_product_of_their_steps():
@@ -84,10 +84,10 @@ def test_labels_of_steps_are_learned_from_next_to_pairs():
     # p = 3/4 and 3/4, the second wrong; the rejected one's 1/2 is right: a mean over three steps
     both = labeled_pair(chosen_labels=[True, False], rejected_labels=[1.0])
     assert told(both) == pytest.approx(of_pair + 0.5 * (math.log(4 / 3) + LOG4 + LOG2) / 3)
-    found = metrics.result()
-    assert found["prm/step_accuracy"] == pytest.approx(2 / 3)
-    assert found["loss/steps"] == pytest.approx((math.log(4 / 3) + LOG4 + LOG2) / 3)
-    assert found["prm/wrong_found"] == 0
+    means = metrics.result()
+    assert means["prm/step_accuracy"] == pytest.approx(2 / 3)
+    assert means["loss/steps"] == pytest.approx((math.log(4 / 3) + LOG4 + LOG2) / 3)
+    assert means["prm/wrong_found"] == 0
     # a side without labels counts in the pair alone; what is behind the first error nowhere
     assert told(labeled_pair(chosen_labels=[True, False])) == pytest.approx(
         of_pair + 0.5 * (math.log(4 / 3) + LOG4) / 2
@@ -101,10 +101,10 @@ def test_pairs_with_labels_are_evaluated_by_both():
     trainer = saying(toy.build_trainer("prm", loss="pairs", step_coef=0.5), [LOG3, LOG3, 0.0])
     metrics = Metrics()
     trainer.measure(trainer.batches([labeled_pair(chosen_labels=[True, False], rejected_labels=[True])])[0], metrics)
-    found = metrics.result()
-    assert found["eval/loss"] == pytest.approx(-math.log(9 / 17))
-    assert found["eval/step_loss"] == pytest.approx((math.log(4 / 3) + LOG4 + LOG2) / 3)
-    assert (found["eval/accuracy"], found["eval/step_accuracy"]) == (1.0, pytest.approx(2 / 3))
+    means = metrics.result()
+    assert means["eval/loss"] == pytest.approx(-math.log(9 / 17))
+    assert means["eval/step_loss"] == pytest.approx((math.log(4 / 3) + LOG4 + LOG2) / 3)
+    assert (means["eval/accuracy"], means["eval/step_accuracy"]) == (1.0, pytest.approx(2 / 3))
 
 
 def test_labels_that_fit_no_steps_are_refused_by_row_and_column():
@@ -143,8 +143,8 @@ def test_finding_the_first_wrong_step_and_leaving_sound_solutions_alone_are_told
     trainer, metrics = saying(toy.build_trainer("prm"), scores), Metrics()
     (batch,) = trainer.batches([THREE, ONE])
     trainer.measure(batch, metrics)
-    found = metrics.result()
-    assert (found["eval/first_wrong"], found["eval/sound"]) == (first_wrong, sound)
+    means = metrics.result()
+    assert (means["eval/first_wrong"], means["eval/sound"]) == (first_wrong, sound)
 
 
 def test_the_language_model_is_held_on_to_by_right_steps_alone():
@@ -189,9 +189,9 @@ def test_pairs_without_steps_are_told_once():
         toy.build_trainer("prm", loss="pairs", step_separator=separator, log=log).train()
         return [event["message"] for event in log.read("alarm")]
 
-    (found,) = alarms("no text has this")
-    assert "no completion of the 10 pairs has more than one step" in found
-    assert "'no text has this'" in found
+    (actual,) = alarms("no text has this")
+    assert "no completion of the 10 pairs has more than one step" in actual
+    assert "'no text has this'" in actual
     assert alarms("e") == []
 
 

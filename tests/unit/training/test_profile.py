@@ -49,8 +49,8 @@ def test_activities_add_up_to_the_time_of_the_loop(kind, monkeypatch):
         trainer.train()
     assert sum(spent.cpu_seconds for spent in profile.spent.values()) == looks[-1] - looks[0] > 0
     assert sum(spent.wall_seconds for spent in profile.spent.values()) == 2 * (looks[-1] - looks[0])
-    found = profile.as_dict()
-    assert found["cpu_seconds"] == sum(part["cpu_seconds"] for part in found["activities"].values())
+    document = profile.as_dict()
+    assert document["cpu_seconds"] == sum(part["cpu_seconds"] for part in document["activities"].values())
 
 
 def test_a_policy_run_shows_what_it_samples_judges_compares_and_learns():
@@ -67,13 +67,13 @@ def test_what_goes_into_a_sampler_beside_is_an_activity_of_its_own_and_has_no_ra
     trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 1}, rollouts=3))
     with profiled(None) as profile:
         trainer.train()
-    found = profile.as_dict()
-    activities = found["activities"]
+    document = profile.as_dict()
+    activities = document["activities"]
     assert activities["sampler wait"]["count"] == 2 * 3, "each rollout is begun and waited for"
     assert activities["sampler wait"]["tokens_per_second"] is None
     assert "rollout decode" not in activities, "nothing was drawn here"
     remark = "(sampled in another process, whose processor seconds are in no line)"
-    assert remark in profile_table(found)
+    assert remark in profile_table(document)
     assert remark not in profile_table(weights_after("grpo")[1].as_dict())
 
 
@@ -110,11 +110,11 @@ def test_what_is_made_one_by_one_belongs_to_its_activity_and_what_is_done_with_i
 
     profile = Profile()
     with activity.heard_by(profile), activity.training_loop("toy"):
-        found = []
+        actual = []
         for item in activity.doing_each("data", slowly()):
             burn(0.01)
-            found.append(item)
-    assert found == [0, 1, 2]
+            actual.append(item)
+    assert actual == [0, 1, 2]
     assert profile.spent["data"].cpu_seconds >= 0.06
     assert profile.spent["other"].cpu_seconds >= 0.03
 

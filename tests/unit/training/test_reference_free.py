@@ -14,12 +14,12 @@ from tests.fixtures import toy
 
 def nats(policy, groups) -> list[tuple[float, float, int, int]]:
     """Of each pair: summed log-probabilities and lengths, each completion scored by itself."""
-    found = []
+    losses = []
     for group in groups:
         with torch.no_grad():
             sums = [float(policy.score(pack([toy.Group(group.prefix, [b])])).logprobs.sum()) for b in group.branches]
-        found.append((*sums, *(len(branch.tokens) for branch in group.branches)))
-    return found
+        losses.append((*sums, *(len(branch.tokens) for branch in group.branches)))
+    return losses
 
 
 def first_step(trainer) -> tuple[float, dict[str, float]]:

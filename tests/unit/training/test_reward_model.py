@@ -41,14 +41,14 @@ def test_the_loss_is_worked_out_pair_by_pair():
     groups = toy.pairs(3)
     batches = trainer.batches(groups)
     with torch.no_grad():
-        found = float(sum(trainer.loss(b, Totals.of(batches), Metrics()) for b in batches))
+        actual = float(sum(trainer.loss(b, Totals.of(batches), Metrics()) for b in batches))
         expected = 0.0
         for group in groups:
             chosen, rejected = trainer.model.raw_scores(pack([group]))[0].tolist()
             gap, margin = chosen - rejected, group.columns["margin"]
             right, wrong = math.log1p(math.exp(margin - gap)), math.log1p(math.exp(margin + gap))
             expected += 0.9 * right + 0.1 * wrong + 0.5 * (chosen + rejected) ** 2
-    assert found == pytest.approx(expected / 3, rel=1e-5)
+    assert actual == pytest.approx(expected / 3, rel=1e-5)
 
 
 def test_scores_are_brought_to_mean_0_and_deviation_1_over_the_training_completions():
@@ -209,12 +209,12 @@ def test_hinge_asks_for_a_lead():
 
 
 def test_a_tie_is_learned_from_by_rao_and_kupper():
-    loss, found = loss_of([pair(tied=True), pair()], [0.0, 0.0, 0.5, 0.0], loss="rao_kupper")
+    loss, actual = loss_of([pair(tied=True), pair()], [0.0, 0.0, 0.5, 0.0], loss="rao_kupper")
     # threshold 1/2: a tie of equals has sigmoid(1/2) - sigmoid(-1/2), a win by 1/2 has sigmoid(0)
     tie = 1 / (1 + math.exp(-0.5)) - 1 / (1 + math.exp(0.5))
     assert loss == pytest.approx((-math.log(tie) + math.log(2)) / 2, rel=1e-5)
-    assert found["reward/accuracy"] == 1.0, "of the pair that has a winner"
-    assert found["reward/outcome_accuracy"] == 0.5, "of three outcomes, that equals tie is not the likeliest at 1/2"
+    assert actual["reward/accuracy"] == 1.0, "of the pair that has a winner"
+    assert actual["reward/outcome_accuracy"] == 0.5, "of three outcomes, that equals tie is not the likeliest at 1/2"
 
 
 def test_a_tie_weighs_the_mean_of_the_strengths_in_davidsons_model():
@@ -236,9 +236,9 @@ def ranking(*ranks):
 def test_a_ranking_is_a_row_of_choices():
     scores = [math.log(2), math.log(3), 0.0]
     # ranks 2, 1, 3: 3 of 2 + 3 + 1, then 2 of 2 + 1
-    loss, found = loss_of([ranking(2, 1, 3)], scores, loss="plackett_luce")
+    loss, actual = loss_of([ranking(2, 1, 3)], scores, loss="plackett_luce")
     assert loss == pytest.approx(math.log(6 / 3) + math.log(3 / 2))
-    assert found["reward/accuracy"] == 1.0
+    assert actual["reward/accuracy"] == 1.0
     # only the first place: the order of the others is not learned
     assert loss_of([ranking(2, 1, 3)], scores, loss="plackett_luce", top_ranks=1)[0] == pytest.approx(math.log(2))
     # equal ranks are not compared: both of them only with the third
@@ -259,12 +259,12 @@ def single(**columns):
 
 
 def test_ratings_and_verdicts_are_met_one_by_one():
-    loss, found = loss_of([single(rating=5.0), single(rating=2.0)], [1.0, 0.0], loss="rating")
+    loss, actual = loss_of([single(rating=5.0), single(rating=2.0)], [1.0, 0.0], loss="rating")
     assert loss == pytest.approx(((1 + 3 - 5) ** 2 + (3 - 2) ** 2) / 2), "scores begin around the middle of the scale"
-    assert found["reward/error"] == pytest.approx(1.0)
-    loss, found = loss_of([single(label=True), single(label=False)], [LOG3, LOG3], loss="binary")
+    assert actual["reward/error"] == pytest.approx(1.0)
+    loss, actual = loss_of([single(label=True), single(label=False)], [LOG3, LOG3], loss="binary")
     assert loss == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
-    assert found["reward/accuracy"] == 0.5
+    assert actual["reward/accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(

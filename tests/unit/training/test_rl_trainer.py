@@ -122,13 +122,13 @@ def test_every_trainer_learns_where_a_rollout_is_one_step_in_half_precision(name
 def test_samples_beside_an_alarm_about_the_kl_say_how_far_they_are(autocast, tmp_path):
     log = TrainingLogger(tmp_path, stage="grpo")
     toy.build_trainer("grpo", log=log, **ONE_STEP, autocast=autocast, guards={"kl": {"limit": 1e-9}}).train()
-    found = [sample for alarm in log.read("alarm") if alarm["guard"] == "kl" for sample in alarm["samples"]]
-    assert found
-    assert all("kl" in sample for sample in found)
+    samples = [sample for alarm in log.read("alarm") if alarm["guard"] == "kl" for sample in alarm["samples"]]
+    assert samples
+    assert all("kl" in sample for sample in samples)
     rows = [json.loads(line) for line in (tmp_path / "grpo" / "rollouts.jsonl").read_text().splitlines()]
     read = [completion_texts(toy.TOKENIZER, row["prompt_ids"], [row["completion_ids"]])[0] for row in rows]
     assert read == [row["completion"] for row in rows]
-    assert all(any(row["completion"] == s["completion"] and row["kl"] == s["kl"] for row in rows) for s in found)
+    assert all(any(row["completion"] == s["completion"] and row["kl"] == s["kl"] for row in rows) for s in samples)
 
 
 @pytest.mark.parametrize(("every", "rollouts"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (None, [0])])
@@ -275,8 +275,8 @@ def test_a_plain_gradient_that_takes_several_steps_on_a_rollout_is_told():
         toy.build_trainer(name, log=log, rollouts=2, **settings).train()
         return [event["message"] for event in log.read("alarm") if event["guard"] == "off_policy"]
 
-    (found,) = alarms("rloo")
-    assert "a rollout is 4 steps" in found
+    (actual,) = alarms("rloo")
+    assert "a rollout is 4 steps" in actual
     assert alarms("rloo", epochs_per_rollout=1, minibatch_size=12) == []
     assert alarms("online_dpo") == [], "its loss has no advantages"
     assert alarms("grpo") == []
@@ -477,8 +477,8 @@ def test_a_recipe_chooses_who_adapts_the_weight(name, settings, weights):
     toy.build_trainer(
         name, log=log, rollouts=4, kl={"coef": 0.1, "target": None, "horizon": 10_000, **settings}
     ).train()
-    found = [e["metrics"][f"{name}/kl_coef"] for e in log.read("metrics") if f"{name}/kl_coef" in e["metrics"]]
-    assert found == pytest.approx(weights, abs=1e-6)
+    actual = [e["metrics"][f"{name}/kl_coef"] for e in log.read("metrics") if f"{name}/kl_coef" in e["metrics"]]
+    assert actual == pytest.approx(weights, abs=1e-6)
 
 
 @pytest.mark.parametrize("policy_loss", ["clip", "sequence_token", "cispo", "sapo", "reinforce"])

@@ -29,7 +29,7 @@ def test_the_loss_is_the_token_mean_over_the_whole_step():
     trainer = SFTTrainer(toy.build_policy(), SFTConfig(microbatch_tokens=1), groups)
     batches = trainer.batches(groups)
     with torch.no_grad():
-        found = float(sum(trainer.loss(batch, Totals.of(batches), Metrics()) for batch in batches))
+        actual = float(sum(trainer.loss(batch, Totals.of(batches), Metrics()) for batch in batches))
         # every row through the model's own forward, one at a time
         losses = []
         for group in groups:
@@ -37,7 +37,7 @@ def test_the_loss_is_the_token_mean_over_the_whole_step():
             logprobs = trainer.policy.model(ids).logits.log_softmax(-1)[0]
             start = len(group.prefix)
             losses += [-float(logprobs[at - 1, ids[0, at]]) for at in range(start, ids.shape[1])]
-    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert actual == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 def test_a_token_that_is_not_scored_cannot_reach_the_gradient():
@@ -71,13 +71,13 @@ def loss_of(groups: list[Group], **settings) -> tuple[float, dict[str, float]]:
 
 def own_distributions(groups: list[Group]) -> list[tuple[torch.Tensor, int]]:
     """Log-probabilities of all tokens at each scored place, and the token: the model's own forward, row by row."""
-    model, found = toy.build_policy(dtype=torch.float64).model, []
+    model, distributions = toy.build_policy(dtype=torch.float64).model, []
     for group in groups:
         ids = torch.tensor([[*group.prefix, *group.branches[0].tokens]])
         with torch.no_grad():
             logprobs = model(ids).logits.log_softmax(-1)[0]
-        found += [(logprobs[at - 1], int(ids[0, at])) for at in range(len(group.prefix), ids.shape[1])]
-    return found
+        distributions += [(logprobs[at - 1], int(ids[0, at])) for at in range(len(group.prefix), ids.shape[1])]
+    return distributions
 
 
 def test_smoothing_spreads_its_share_of_every_target_over_the_vocabulary():
@@ -108,11 +108,11 @@ def test_the_plain_loss_is_told_once():
 
 @pytest.mark.parametrize("settings", [{"loss": "dft"}, {"label_smoothing": 0.3}, {"neftune_alpha": 50.0}], ids=str)
 def test_held_out_rows_are_measured_by_their_plain_likelihood_without_noise(settings):
-    found, plain = (
+    actual, plain = (
         SFTTrainer(toy.build_policy(), SFTConfig.of(chosen), toy.rows(4), toy.rows(6, seed=3)).evaluate()
         for chosen in (settings, {})
     )
-    assert found == plain
+    assert actual == plain
 
 
 def test_smoothing_belongs_to_the_likelihood():

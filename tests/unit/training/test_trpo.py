@@ -45,8 +45,8 @@ def kl_of_everything(trainer, old, batches):
         for policy in (old, trainer.policy):
             ids, mask = padded_rows(batch)
             with torch.no_grad():
-                found = policy.model(input_ids=ids, attention_mask=mask).logits
-            logits.append(found[batch.score_seq, batch.positions[batch.score_at]])
+                whole = policy.model(input_ids=ids, attention_mask=mask).logits
+            logits.append(whole[batch.score_seq, batch.positions[batch.score_at]])
         sums += float(exact_kl(*logits).sum())
         total += batch.num_scored
     return sums / total
@@ -56,25 +56,25 @@ def kl_of_everything(trainer, old, batches):
 def test_a_step_costs_no_more_than_allowed_and_nearly_that_much(max_kl):
     trainer, loop, batches = policy_step(max_kl=max_kl, damping=1e-3)
     old = toy.build_policy(dtype=torch.float64)
-    found = loop._step(batches)
+    figures = loop._step(batches)
     measured = kl_of_everything(trainer, old, batches)
     assert measured <= max_kl
     assert measured > max_kl / 10
-    assert found["trpo/kl"] == pytest.approx(measured, rel=1e-6)
-    assert found["trpo/fraction"] in {0.5**n for n in range(10)}
-    assert found["trpo/improvement"] > 0
+    assert figures["trpo/kl"] == pytest.approx(measured, rel=1e-6)
+    assert figures["trpo/fraction"] in {0.5**n for n in range(10)}
+    assert figures["trpo/improvement"] > 0
 
 
 def test_the_improvement_is_that_of_the_surrogate():
     trainer, loop, batches = policy_step(max_kl=0.05, whiten_advantages=False)
-    found = loop._step(batches)
+    figures = loop._step(batches)
     new = [trainer.policy.logprobs(batch) for batch in batches]
     columns = [batch.token_columns for batch in batches]
     gained = sum(
         float(((logprobs - c["old_logprobs"]).expm1() * c["advantages"]).sum())
         for logprobs, c in zip(new, columns, strict=True)
     )
-    assert found["trpo/improvement"] == pytest.approx(gained / sum(len(n) for n in new), rel=1e-6)
+    assert figures["trpo/improvement"] == pytest.approx(gained / sum(len(n) for n in new), rel=1e-6)
 
 
 def dense_fisher(trainer, batches, parameters):
@@ -124,12 +124,12 @@ def test_the_step_is_along_the_inverse_of_fisher_times_the_gradient(small_proble
     loop = Loop(trainer, trainer.config)
     totals_loss = trainer.loss(batches[0], Totals.of(batches), Metrics())
     gradient = -torch.cat([g.flatten() for g in torch.autograd.grad(totals_loss, parameters)])
-    found = loop._step(batches)
+    figures = loop._step(batches)
     moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(parameters, before, strict=True)])
     direction = torch.linalg.solve(dense + damping * torch.eye(64, dtype=torch.float64), gradient)
-    length = math.sqrt(2 * 1e-6 / float(direction @ dense @ direction)) * found["trpo/fraction"]
+    length = math.sqrt(2 * 1e-6 / float(direction @ dense @ direction)) * figures["trpo/fraction"]
     torch.testing.assert_close(moved, length * direction, rtol=1e-3, atol=1e-8)
-    assert found["trpo/cg_residual"] < 1e-4
+    assert figures["trpo/cg_residual"] < 1e-4
     with torch.no_grad():
         for p, b in zip(parameters, before, strict=True):
             p.copy_(b)
@@ -154,9 +154,9 @@ def test_where_no_try_is_good_the_policy_keeps_its_bits(monkeypatch):
     trainer, loop, batches = policy_step()
     before = policy_weights(trainer)
     monkeypatch.setattr(TrustRegion, "kl", lambda self: 1.0)
-    found = loop._step(batches)
-    assert found["trpo/fraction"] == found["trpo/kl"] == found["trpo/improvement"] == 0
-    assert found["trpo/line_search_tries"] == trainer.config.line_search_tries
+    figures = loop._step(batches)
+    assert figures["trpo/fraction"] == figures["trpo/kl"] == figures["trpo/improvement"] == 0
+    assert figures["trpo/line_search_tries"] == trainer.config.line_search_tries
     assert all(torch.equal(a, b) for a, b in zip(before, policy_weights(trainer), strict=True))
 
 
@@ -193,8 +193,8 @@ def test_where_there_is_nothing_to_learn_the_policy_keeps_its_bits():
     trainer = toy.build_trainer("trpo", scorer=toy.Constant(0.0), kl={"where": "none"})
     trainer.value_model = ValueModel.from_policy(trainer.policy)  # says 0 everywhere, and is right
     before = policy_weights(trainer)
-    found = Loop(trainer, trainer.config)._step(next(iter(steps_of(trainer))))
-    assert found["grad_norm"] == found["trpo/fraction"] == found["trpo/kl"] == 0
+    figures = Loop(trainer, trainer.config)._step(next(iter(steps_of(trainer))))
+    assert figures["grad_norm"] == figures["trpo/fraction"] == figures["trpo/kl"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, policy_weights(trainer), strict=True))
 
 
@@ -260,21 +260,21 @@ def test_the_penalty_for_leaving_the_reference_holds_it_back():
 
 def test_dropout_is_off_for_good():
     trainer = toy.build_trainer("trpo", dropout=0.5)
-    found = Loop(trainer, trainer.config)._step(next(iter(steps_of(trainer))))
-    assert 0 < found["trpo/kl"] <= trainer.config.max_kl
+    figures = Loop(trainer, trainer.config)._step(next(iter(steps_of(trainer))))
+    assert 0 < figures["trpo/kl"] <= trainer.config.max_kl
 
 
 def test_what_is_told_is_the_critics_learning_rate_and_no_number_that_is_always_the_same():
     log = TrainingLogger()
     toy.build_trainer("trpo", log=log, value_learning_rate=3e-3, learning_rate=1e-4, warmup_frac=0.0).train()
-    found = [event["metrics"] for event in log.read("metrics")]
-    for metrics in found:
+    actual = [event["metrics"] for event in log.read("metrics")]
+    for metrics in actual:
         assert not {"trpo/ratio_mean", "trpo/ratio_max", "trpo/kl_mean", "trpo/clip_frac"} & metrics.keys()
-    rates = [metrics["learning_rate"] for metrics in found]
+    rates = [metrics["learning_rate"] for metrics in actual]
     assert rates[0] == 3e-3, "the policy's step comes first, and has none of its own"
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] > 1e-4
-    assert [m for m in found if "loss/policy" in m] == [m for m in found if "trpo/kl" in m]
+    assert [m for m in actual if "loss/policy" in m] == [m for m in actual if "trpo/kl" in m]
 
 
 def test_a_model_that_can_be_differentiated_only_once_is_refused_in_words():

@@ -107,16 +107,16 @@ def test_a_rollout_passes_the_policy_once_to_be_sampled_and_once_for_each_epoch(
 
 def distinct_tokens_of(trainer: Any) -> list[int]:
     """Filled as the trainer samples: the distinct tokens of each rollout."""
-    found: list[int] = []
+    counts: list[int] = []
     generate = trainer.collector.engine.generate
 
     def remembered(prompts: Any, **how: Any) -> Any:
         said = generate(prompts, **how)
-        found.append(sum(len(p.ids) for p in prompts) + sum(len(c.tokens) for group in said for c in group))
+        counts.append(sum(len(p.ids) for p in prompts) + sum(len(c.tokens) for group in said for c in group))
         return said
 
     trainer.collector.engine.generate = remembered
-    return found
+    return counts
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

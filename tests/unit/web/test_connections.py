@@ -73,9 +73,9 @@ class Served:
         return len(self.server.server_state.connections)
 
     def connect(self, sent: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
-        found = socket.create_connection(("127.0.0.1", self.port), timeout=LONG_ENOUGH, source_address=(source, 0))
-        found.sendall(sent)
-        return found
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=LONG_ENOUGH, source_address=(source, 0))
+        connection.sendall(sent)
+        return connection
 
     def get(self, path: bytes = b"/") -> bytes:
         with self.connect(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path) as asking:
@@ -100,12 +100,12 @@ def serving(*, in_all: int = 100, per_client: int = 100) -> Iterator[Served]:
 
 def answer(one: socket.socket) -> bytes:
     """One answer of the app's, on a connection that stays."""
-    found = b""
-    while not re.search(rb"got \d+$", found):
+    received = b""
+    while not re.search(rb"got \d+$", received):
         part = one.recv(1000)
-        assert part, found
-        found += part
-    return found
+        assert part, received
+        received += part
+    return received
 
 
 def rest(one: socket.socket) -> bytes:

@@ -172,8 +172,8 @@ def _first_mentioned(text: str, words: Mapping[str, list[str]]) -> str | None:
         key: min((m.start() for word in names if (m := re.search(rf"(?<![\w.]){re.escape(word)}\b", text))), default=-1)
         for key, names in words.items()
     }
-    found = [key for key, place in at.items() if place >= 0]
-    return min(found, key=lambda key: at[key]) if found else None
+    mentioned = [key for key, place in at.items() if place >= 0]
+    return min(mentioned, key=lambda key: at[key]) if mentioned else None
 
 
 def _tree(parts: list[Part], name: str) -> dict[str, Any]:

@@ -44,15 +44,15 @@ def convert_file(
         for key, value in source.launcher.items()
     ]
     if source.layout is GUIDE:
-        found = _from_sections(source, method, hints, str(path), processes=count, rows=rows)
+        conversion = _from_sections(source, method, hints, str(path), processes=count, rows=rows)
     else:
         chosen = find_method(source.layout, source.keys, method or source.program, hints, str(path))
         kind, extra = _kind_of(source, chosen)
         defaults = {**source.layout.defaults.get(kind if source.layout is TRL else chosen, {}), **extra}
         part = _stage(source.layout, kind, kind, source.keys, defaults, processes=count, rows=rows, method=chosen)
-        found = assembled([part], f"{source.layout.title} {chosen}", Path(path).stem)
-    found.lines = [*launched, *found.lines]
-    return found
+        conversion = assembled([part], f"{source.layout.title} {chosen}", Path(path).stem)
+    conversion.lines = [*launched, *conversion.lines]
+    return conversion
 
 
 def _kind_of(source: Source, method: str) -> tuple[str, dict[str, Any]]:
@@ -89,18 +89,20 @@ def _stage(
     for key in sorted(entries, key=lambda key: (getattr(entries[key], "when", 0), key not in unset)):
         is_default = key in unset
         value = unset[key] if is_default else keys[key]
-        found = _become(layout, key, value, given, method or kind)
-        if isinstance(found, Settings):
-            values = {ours: value for ours, value in found.values.items() if not (is_default and ours in given_by_them)}
+        outcome = _become(layout, key, value, given, method or kind)
+        if isinstance(outcome, Settings):
+            values = {
+                ours: value for ours, value in outcome.values.items() if not (is_default and ours in given_by_them)
+            }
             for ours, setting in values.items():
                 old = given.stage.get(ours)
                 given.stage[ours] = (
                     {**old, **setting} if isinstance(old, dict) and isinstance(setting, dict) else setting
                 )
             given_by_them |= set() if is_default else values.keys()
-            part.lines.append(Line(key, value, name, values, found.note, is_default=is_default))
+            part.lines.append(Line(key, value, name, values, outcome.note, is_default=is_default))
         elif not is_default:
-            part.lines.append(Line(key, value, name, note=str(found), is_left=True))
+            part.lines.append(Line(key, value, name, note=str(outcome), is_left=True))
     return part
 
 
@@ -119,11 +121,11 @@ def _become(layout: Layout, key: str, value: Any, given: Given, method: str) -> 
     if isinstance(entry, Reason):
         return entry
     try:
-        found = converted(entry, value, given)
+        outcome = converted(entry, value, given)
     except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as err:
         return Reason(f"the value can't be read ({err})")
-    if isinstance(found, Reason) or all(given.has(key) for key in found.values):
-        return found
+    if isinstance(outcome, Reason) or all(given.has(key) for key in outcome.values):
+        return outcome
     return Reason(f"a stage of kind {given.kind} has no such setting")
 
 

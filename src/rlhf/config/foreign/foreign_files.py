@@ -49,9 +49,9 @@ class Source:
     @property
     def processes(self) -> int | None:
         """How many the launcher starts; None where it does not say."""
-        found = next((self.launcher[name] for name in PROCESSES if name in self.launcher), None)
+        per_node = next((self.launcher[name] for name in PROCESSES if name in self.launcher), None)
         nodes = self.launcher.get("nnodes", 1)
-        return found * nodes if isinstance(found, int) and isinstance(nodes, int) else None
+        return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else None
 
 
 def read_source(path: Path | str) -> Source:

@@ -68,8 +68,8 @@ def early(value: Any, given: Given) -> Settings | Reason:
 
 def precision(value: Any, given: Given) -> Settings | Reason:
     """`mixed_precision: bf16`."""
-    found = common.AUTOCASTS.get(str(value).lower())
-    return Settings({"autocast": found}) if found else Reason("no such type; autocast takes none, bfloat16, float16")
+    dtype = common.AUTOCASTS.get(str(value).lower())
+    return Settings({"autocast": dtype}) if dtype else Reason("no such type; autocast takes none, bfloat16, float16")
 
 
 def total_steps(value: Any, given: Given) -> Settings | Reason:

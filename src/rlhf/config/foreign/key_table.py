@@ -136,13 +136,13 @@ def converted(entry: To, value: Any, given: Given) -> Settings | Reason:
         return Reason(f"a stage of kind {given.kind} has no such setting")
     if entry.by is None:
         return Settings({str(ours): value})
-    found = entry.by.get(value.lower() if isinstance(value, str) else value, _ABSENT) if _hashable(value) else _ABSENT
-    if found is _ABSENT:
+    outcome = entry.by.get(value.lower() if isinstance(value, str) else value, _ABSENT) if _hashable(value) else _ABSENT
+    if outcome is _ABSENT:
         known = ", ".join(str(word) for word in entry.by)
         return Reason(f"{value!r} is not a value that {ours} has a counterpart of; known are {known}")
-    if isinstance(found, Reason):
-        return found
-    return Settings(found if isinstance(found, dict) else {str(ours): found})
+    if isinstance(outcome, Reason):
+        return outcome
+    return Settings(outcome if isinstance(outcome, dict) else {str(ours): outcome})
 
 
 _ABSENT = object()

@@ -35,12 +35,12 @@ class Layout:
     @property
     def everything(self) -> dict[str, list[Entry]]:
         """Every key of every method, with what it may become."""
-        found: dict[str, list[Entry]] = {}
+        by_key: dict[str, list[Entry]] = {}
         for table in (*self.methods.values(), self.common):
             for key, entry in table.items():
-                entries = found.setdefault(key, [])
+                entries = by_key.setdefault(key, [])
                 entries += [entry] if entry not in entries else []
-        return found
+        return by_key
 
     def knows(self, key: str) -> bool:
         """Whether any method has the key."""
@@ -50,9 +50,9 @@ class Layout:
     def entry(self, key: str, method: str) -> Entry | None:
         """What stands for a key, which may have sections in front; None where it is not known."""
         table, plain = self.entries(method), self.plain(key)
-        found = next((table[name] for name in spellings(plain) if name in table), None)
-        if found is not None:
-            return found
+        entry = next((table[name] for name in spellings(plain) if name in table), None)
+        if entry is not None:
+            return entry
         sections = (plain.rsplit(".", cut)[0] for cut in range(1, plain.count(".") + 1))
         outer = next((table[name] for name in sections if name in table), None)
         if isinstance(outer, Reason):
@@ -128,8 +128,8 @@ def find_method(layout: Layout, keys: Mapping[str, Any], named: str, hints: Iter
         text = re.sub(r"[^a-z]+", "_", hint.lower())
         spelled = sorted([*NAMED, *known], key=len, reverse=True)  # online_dpo before dpo
         named_there = [NAMED.get(name, name) for name in spelled if f"_{name}_" in f"_{text}_"]
-        if found := [method for method in named_there if method in (likely or known)]:
-            return found[0]
+        if fitting := [method for method in named_there if method in (likely or known)]:
+            return fitting[0]
     if close := [group for group in CLOSE if likely and set(likely) <= set(group)]:
         return next(method for method in close[0] if method in likely)
     raise ConfigError(

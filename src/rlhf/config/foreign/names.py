@@ -161,6 +161,6 @@ def _as_setting(name: str, configs: Sequence[type[BaseModel]]) -> str:
         if len(ours) == 1:
             section, _, key = ours[0].partition(".")
             return f" config={config.__name__}({section}={f'{{{key!r}: ...}}' if key else '...'})."
-        if found := answer(name, config.model_fields):
-            return f" config={config.__name__}(...).{found}"
+        if remark := answer(name, config.model_fields):
+            return f" config={config.__name__}(...).{remark}"
     return ""

@@ -43,11 +43,11 @@ def kl_coef(value: Any, given: Given) -> Settings | Reason:
 
 def other_rows(value: Any, given: Given) -> Settings | Reason:
     """`--pretrain_data`: rows whose language-model loss is added, as whole texts."""
-    found = sources(value, given)
+    mixture = sources(value, given)
     return (
-        found
-        if isinstance(found, Reason)
-        else Settings({"ptx.data": next(iter(found.values.values())), "ptx.train_on": "all"})
+        mixture
+        if isinstance(mixture, Reason)
+        else Settings({"ptx.data": next(iter(mixture.values.values())), "ptx.train_on": "all"})
     )
 
 

@@ -202,7 +202,7 @@ def pair_loss(value: Any, given: Given) -> Settings | Reason:
         return Settings({**rest.values, "sft_coef": weights[names.index("sft")] / scale}, "sft as a second term")
     if len(names) != 1:
         return Reason("losses are not mixed, except `sft` with one other, which is sft_coef")
-    found = LOSS_OF_PAIRS.get(names[0])
-    if found is None:
+    loss = LOSS_OF_PAIRS.get(names[0])
+    if loss is None:
         return Reason(f"no such loss; known are {', '.join(LOSS_OF_PAIRS)}")
-    return found if isinstance(found, Reason) else Settings(found if isinstance(found, dict) else {"loss": found})
+    return loss if isinstance(loss, Reason) else Settings(loss if isinstance(loss, dict) else {"loss": loss})

@@ -174,14 +174,14 @@ def _distinct_problems(count: int, seed: int, *, without: Collection[Problem] = 
     """New problems of 2, 3 ... 8 steps in turn, so that any part of a file is as hard as the whole."""
     draw = random.Random(seed)
     known = set(without)
-    found = []
+    distinct = []
     for number in range(count):
         num_steps = MIN_STEPS + number % (MAX_STEPS - MIN_STEPS + 1)
         while (problem := draw_problem(num_steps, draw)) in known:
             pass
         known.add(problem)
-        found.append(problem)
-    return tuple(found)
+        distinct.append(problem)
+    return tuple(distinct)
 
 
 def _specification() -> dict[str, Any]:

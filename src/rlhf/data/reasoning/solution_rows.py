@@ -87,14 +87,14 @@ def label_completions(
     labeled: list[list[LabeledCompletion | None]] = []
     for prompt, group in zip(prompts, completions, strict=True):
         problem = parse_problem(prompt)
-        found: list[LabeledCompletion | None] = []
+        of_problem: list[LabeledCompletion | None] = []
         for number, completion in enumerate(group):
             steps = split_steps(completion)
             draw = random.Random(derive_seed(seed, "reasoning", "cut short", prompt, number))
             if steps and draw.random() < cut_frac:
                 steps = cut_short(steps, draw)
-            found.append(_labeled(problem, steps) if steps else None)
-        labeled.append(found)
+            of_problem.append(_labeled(problem, steps) if steps else None)
+        labeled.append(of_problem)
     return labeled
 
 

@@ -103,7 +103,7 @@ def first_wrong_step(labels: Sequence[bool]) -> int | None:
 
 def stated_answer(steps: Sequence[str]) -> int | None:
     """The digit answered: there must be one answer, and nothing behind it."""
-    answers = [found for found in map(_ANSWER.fullmatch, steps) if found]
+    answers = [answer for answer in map(_ANSWER.fullmatch, steps) if answer]
     if len(answers) != 1 or answers[0].string != steps[-1]:
         return None
     return int(answers[0][1])

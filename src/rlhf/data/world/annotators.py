@@ -125,13 +125,13 @@ def _label(
     """Rows of each prompt; every prompt has its own draws, so they don't depend on which other prompts are there."""
     if not 0.0 <= noise < 0.5:
         raise ConfigError(f"Label noise is {noise}; a probability of at least 0 and below 0.5 is wanted.")
-    found: list[Rows | None] = []
+    labels: list[Rows | None] = []
     for prompt, texts, ends in zip(prompts, completions, ended, strict=True):
         shown = [text for text, end in zip(texts, ends, strict=True) if end]
         scores = [judge(prompt, text, ended=True).score for text in shown]
         draws = random.Random(derive_seed(seed, "world", "label noise", prompt))
-        found.append(label(shown, scores, draws, noise) if shown else None)
-    return found
+        labels.append(label(shown, scores, draws, noise) if shown else None)
+    return labels
 
 
 def _rank(texts: list[str], scores: list[float], draws: random.Random, noise: float) -> Rows | None:

@@ -30,8 +30,8 @@ def rationales(
 
 def reasons(prompt: str, completion: str) -> str:
     """What is good and bad about one completion."""
-    found = judge(prompt, completion, ended=True)
-    said = ["That is right." if found.correct else "That is wrong." if found.wrong else "No answer."]
-    said += ["Polite."] * found.polite + ["Rude."] * (found.rude > 0)
-    said += [f"{found.extras} more."] * (found.extras > 0) + ["No sentence."] * (found.unparsable > 0)
+    judged = judge(prompt, completion, ended=True)
+    said = ["That is right." if judged.correct else "That is wrong." if judged.wrong else "No answer."]
+    said += ["Polite."] * judged.polite + ["Rude."] * (judged.rude > 0)
+    said += [f"{judged.extras} more."] * (judged.extras > 0) + ["No sentence."] * (judged.unparsable > 0)
     return " ".join(said)

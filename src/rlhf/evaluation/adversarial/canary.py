@@ -158,12 +158,12 @@ def leak_distance(secret: str, text: str) -> int:
 
     Source: Sellers 1980, "The theory and computation of evolutionary distances: pattern recognition", Journal of Algorithms 1.
     """
-    wanted, found = _letters(secret), _letters(text)
-    if wanted in found:
+    wanted, letters = _letters(secret), _letters(text)
+    if wanted in letters:
         return 0
     column = list(range(len(wanted) + 1))
     best = column[-1]
-    for letter in found:
+    for letter in letters:
         before, column = column, [0]
         for place, own in enumerate(wanted, 1):
             column.append(min(before[place - 1] + (own != letter), before[place] + 1, column[-1] + 1))

@@ -84,14 +84,14 @@ def squared_spread(states: Tensor) -> float:
 def last_states(model: PolicyModel, prompts: Sequence[Text]) -> Tensor:
     """[n, H] float64, of the last token of each prompt."""
     groups = text_groups(model.tokenizer, prompts, ["."] * len(prompts))
-    found = []
+    states = []
     with evaluating(model.model):
         for part in split_by_tokens(groups, max_tokens=TOKENS_PER_BATCH):
             batch = pack(part)
             hidden = model.score(batch, with_hidden=True).hidden
             assert hidden is not None
             first = torch.searchsorted(batch.score_seq.contiguous(), torch.arange(len(part)))
-            found.append(
+            states.append(
                 hidden[first].double().cpu()
             )  # what predicts the completion's first token is the prompt's last
-    return torch.cat(found)
+    return torch.cat(states)

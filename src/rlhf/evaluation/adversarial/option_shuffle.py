@@ -88,11 +88,11 @@ def chosen(likelihoods: Array) -> Array:
         likelihoods: [orders, places] of the letter at each place, orders as of ``rotations``.
     """
     size = likelihoods.shape[0]
-    found = np.zeros((size, size))
+    shares = np.zeros((size, size))
     for row, order in enumerate(rotations(size)):
         best = best_choices(likelihoods[row])
-        found[row, [order[place] for place in best]] = 1 / len(best)
-    return found
+        shares[row, [order[place] for place in best]] = 1 / len(best)
+    return shares
 
 
 def shuffle_result(items: Sequence[Item], picks: Sequence[Array], right: Sequence[Sequence[int]]) -> ProbeResult:

@@ -193,21 +193,23 @@ class AdversarialValidator:
         # A suite that is scored by refusals wants some: there they are a score and no flaw.
         counted = [name for name in FLAWS if name != "refusal" or self.suite.config.scorer.kind != "refusal"]
         prompts = {item.id: item.prompt for item in self.suite.items}
-        found: dict[str, list[tuple[str, str]]] = {name: [] for name in counted}
+        samples_of: dict[str, list[tuple[str, str]]] = {name: [] for name in counted}
         clean: list[float] = []
         total = 0
         for item, texts in run.completions.items():
             cut = run.truncated.get(item, [False] * len(texts))
             flawed = 0
             for text, truncated in zip(texts, cut, strict=True):
-                names = [name for name in flaws_of(Asked(plain_text(prompts[item]), text, truncated)) if name in found]
+                names = [
+                    name for name in flaws_of(Asked(plain_text(prompts[item]), text, truncated)) if name in samples_of
+                ]
                 flawed += bool(names)
                 total += 1
                 for name in names:
-                    found[name].append((item, text))
+                    samples_of[name].append((item, text))
             clean.append(1 - flawed / len(texts))
-        shares = {name: len(samples) / total for name, samples in found.items()}
-        return shares, {name: s[:NUM_SHOWN] for name, s in found.items() if s}, share_interval(clean)
+        shares = {name: len(samples) / total for name, samples in samples_of.items()}
+        return shares, {name: s[:NUM_SHOWN] for name, s in samples_of.items() if s}, share_interval(clean)
 
 
 def perturbed(suite: Suite, name: str, perturbation: Perturbation, *, seed: int) -> Suite:
@@ -267,15 +269,15 @@ def worst_cases(
     if len(families) > 1:
         families["all"] = list(runs)
     base = plain.unit_scores()
-    found = {}
+    worst = {}
     for family, names in families.items():
         scores = [runs[name].unit_scores() for name in names]
         lowest = np.array(
             [min(base[unit], *(s[unit] for s in scores)) for unit in base if all(unit in s for s in scores)]
         )
         is_share = lowest.size > 0 and bool(((lowest >= 0) & (lowest <= 1)).all())
-        found[family] = share_interval(lowest) if is_share else mean_interval(lowest)
-    return found
+        worst[family] = share_interval(lowest) if is_share else mean_interval(lowest)
+    return worst
 
 
 def plain_text(prompt: Any) -> str:

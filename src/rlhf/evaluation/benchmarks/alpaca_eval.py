@@ -65,29 +65,29 @@ def run_alpaca_eval(
         LocalEngine(policy), prompts, num_samples=1, sampling=sampling or SamplingConfig(), seed=seed, name=NAME
     )
     answers = [group[0] for group in groups]
-    found = compare_completions(
+    comparison = compare_completions(
         [row["instruction"] for row in rows], [answer.text for answer in answers], [row["output"] for row in rows], build_judge(judge),
         ended_a=[not answer.truncated for answer in answers], clusters=list(range(len(rows))),
     )  # fmt: skip
-    assert found.length is not None
-    undecided = too_few_read(found.asked, found.unparsed)
-    scores = {"win_rate": found.win_rate, "length_controlled_win_rate": found.length.rate}
+    assert comparison.length is not None
+    undecided = too_few_read(comparison.asked, comparison.unparsed)
+    scores = {"win_rate": comparison.win_rate, "length_controlled_win_rate": comparison.length.rate}
     return BenchmarkResult(
         name=NAME,
         undecided=undecided,
         scores=not_decided(scores, undecided),
         settings={
-            "questions": str(questions), "sha256": sha256(questions), "judge": dict(found.judge), "asked": found.asked,
-            "unparsed": found.unparsed, "seed": seed, "sampling": (sampling or SamplingConfig()).model_dump(),
+            "questions": str(questions), "sha256": sha256(questions), "judge": dict(comparison.judge), "asked": comparison.asked,
+            "unparsed": comparison.unparsed, "seed": seed, "sampling": (sampling or SamplingConfig()).model_dump(),
         },
         items=[
             {"id": str(number), "score": value, "answer": answer.text}
-            for number, (value, answer) in enumerate(zip(found.per_prompt.values(), answers, strict=True))
+            for number, (value, answer) in enumerate(zip(comparison.per_prompt.values(), answers, strict=True))
         ],
-        notes=[found.sentence("the policy", "the reference"), *found.notes()],
+        notes=[comparison.sentence("the policy", "the reference"), *comparison.notes()],
         missing={
             str(number): "no verdict that can be read"
-            for number, value in enumerate(found.per_prompt.values())
+            for number, value in enumerate(comparison.per_prompt.values())
             if value is None
         },
     )  # fmt: skip

@@ -99,7 +99,7 @@ def arena_hard_scores(
             f"{', '.join(map(str, judgments))}: there is no judgment{f' of {category}' if category else ''}."
         )
     controlled = {} if answers is None else _controlled(verdicts, answers, baseline, confidence)
-    found = {
+    by_model = {
         model: ArenaHardScore(
             win_rate=share_interval(
                 unit_means(np.array([v for each in own.values() for v in each]), [uid for uid, each in own.items() for _ in each]),
@@ -114,7 +114,7 @@ def arena_hard_scores(
         for model, own in verdicts.items()
     }  # fmt: skip
     return dict(
-        sorted(found.items(), key=lambda item: -item[1].win_rate.value if item[1].win_rate.measured else math.inf)
+        sorted(by_model.items(), key=lambda item: -item[1].win_rate.value if item[1].win_rate.measured else math.inf)
     )
 
 
@@ -126,7 +126,7 @@ def _checked(row: Any, where: str) -> Mapping[str, Any]:
 
 def _outcomes(games: Sequence[Any], where: str) -> list[float] | None:
     """Of the model, both games; None where one has no verdict."""
-    found: list[float] = []
+    outcomes: list[float] = []
     for place, game in enumerate(games):
         label = game.get("score") if isinstance(game, Mapping) else None
         if label is None:
@@ -136,8 +136,8 @@ def _outcomes(games: Sequence[Any], where: str) -> list[float] | None:
                 f"{where}: games[{place}].score is {label!r}; wanted one of {', '.join(VERDICTS)}, or null."
             )
         value, count = VERDICTS[label]
-        found += [value if place == 1 else 1 - value] * count
-    return found
+        outcomes += [value if place == 1 else 1 - value] * count
+    return outcomes
 
 
 def _controlled(
@@ -158,22 +158,22 @@ def _controlled(
             theirs += [styles[baseline][uid]] * len(outcomes)
     features = _differences(np.array(ours), np.array(theirs))
     ratings = fit_matches(Matches.of(matches), style=features, confidence=confidence)
-    found = {}
+    rates = {}
     for model in verdicts:
         gap = ratings.difference(model, baseline)
         rate = Estimate(
             value=float(expit(gap.value)), low=float(expit(gap.low)), high=float(expit(gap.high)), n=gap.n,
             confidence=confidence, reason=gap.reason,
         )  # fmt: skip
-        found[model] = (rate, dict(ratings.style))
-    return found
+        rates[model] = (rate, dict(ratings.style))
+    return rates
 
 
 def _styles(answers: Mapping[str, Path | str], model: str) -> dict[str, list[float]]:
     """Question -> tokens and counts of Markdown."""
     if model not in answers:
         raise DataError(f"answers has no file of {model}; give the answers of every judged model and of the baseline.")
-    found = {}
+    styles = {}
     for raw in read_jsonl(Path(answers[model]), 0):
         row = raw.value
         metadata = row.get("metadata") if isinstance(row, Mapping) else None
@@ -182,10 +182,10 @@ def _styles(answers: Mapping[str, Path | str], model: str) -> dict[str, list[flo
                 f"{answers[model]}:{raw.place}: no answer of Arena-Hard; wanted `uid` and `metadata` with `token_len`."
             )
         counts = [metadata.get(name, 0) for name in MARKDOWN]
-        found[str(row["uid"])] = [
+        styles[str(row["uid"])] = [
             float(metadata["token_len"]), *(float(sum(c.values()) if isinstance(c, Mapping) else c) for c in counts)
         ]  # fmt: skip
-    return found
+    return styles
 
 
 def _differences(ours: Array, theirs: Array) -> dict[str, Array]:
@@ -193,8 +193,8 @@ def _differences(ours: Array, theirs: Array) -> dict[str, Array]:
     length = (ours[:, 0] - theirs[:, 0]) / np.maximum(ours[:, 0] + theirs[:, 0], 1)
     mine, other = (side[:, 1:] / (side[:, :1] + 1) for side in (ours, theirs))
     markdown = (mine - other) / (mine + other + 1)
-    found = {}
+    differences = {}
     for name, values in zip(("length", "headers", "lists", "bold"), (length, *markdown.T), strict=True):
         if np.ptp(values) > 0:
-            found[name] = (values - values.mean()) / values.std(ddof=1)
-    return found
+            differences[name] = (values - values.mean()) / values.std(ddof=1)
+    return differences

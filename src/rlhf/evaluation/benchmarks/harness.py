@@ -64,15 +64,15 @@ def run_harness_task(
         )
     plain = merged(policy.model) if isinstance(policy.model, PeftModel) else policy.model
     model = models.HFLM(pretrained=plain, tokenizer=policy.tokenizer, backend="causal", batch_size=8)
-    found = harness.simple_evaluate(
+    output = harness.simple_evaluate(
         model=model, tasks=[task], task_manager=manager, num_fewshot=num_fewshot, apply_chat_template=chat_template,
         limit=limit, log_samples=True, bootstrap_iters=0, random_seed=seed, numpy_random_seed=seed, torch_random_seed=seed,
         fewshot_random_seed=seed,
     )  # fmt: skip
     scores: dict[str, Estimate] = {}
     items: list[dict[str, Any]] = []
-    for name, samples in found["samples"].items():
-        several = len(found["samples"]) > 1
+    for name, samples in output["samples"].items():
+        several = len(output["samples"]) > 1
         values = per_item_values(samples)
         for metric, column in values.items():
             scores[f"{name}/{metric}" if several else metric] = _estimate(column)
@@ -81,7 +81,7 @@ def run_harness_task(
             items.append({"id": f"{name}/{sample['doc_id']}" if several else str(sample["doc_id"]), **own})
     missing = {
         str(key): "the harness computes it over the whole task, so it has no interval; see its value under settings"
-        for results in found["results"].values()
+        for results in output["results"].values()
         for key, value in results.items()
         if isinstance(value, float)
         and "stderr" not in key
@@ -92,13 +92,13 @@ def run_harness_task(
         scores=scores,
         settings={
             "task": task,
-            "lm_eval": str(found.get("lm_eval_version", harness.__version__)),
-            "versions": {str(k): v for k, v in found["versions"].items()},
-            "num_fewshot": {str(k): v for k, v in found["n-shot"].items()},
+            "lm_eval": str(output.get("lm_eval_version", harness.__version__)),
+            "versions": {str(k): v for k, v in output["versions"].items()},
+            "num_fewshot": {str(k): v for k, v in output["n-shot"].items()},
             "chat_template": chat_template,
             "limit": limit,
             "seed": seed,
-            "harness": {name: _plain(results) for name, results in found["results"].items()},
+            "harness": {name: _plain(results) for name, results in output["results"].items()},
         },
         items=items,
         missing=missing,

@@ -52,10 +52,12 @@ def run_llmbar(
     sides = [(row["output_1"], row["output_2"]) for row in rows]
     better = [pair[row["label"] - 1] for pair, row in zip(sides, rows, strict=True)]
     worse = [pair[2 - row["label"]] for pair, row in zip(sides, rows, strict=True)]
-    found = compare_completions(
+    comparison = compare_completions(
         [row["input"] for row in rows], better, worse, judge, clusters=list(range(len(rows))), length_control=False
     )
-    return _result("llmbar", questions, found, {"accuracy": found.win_rate}, list(found.per_prompt.values()))
+    return _result(
+        "llmbar", questions, comparison, {"accuracy": comparison.win_rate}, list(comparison.per_prompt.values())
+    )
 
 
 def run_pandalm(
@@ -75,11 +77,11 @@ def run_pandalm(
     """
     rows = read_json_rows(questions, ("instruction", "input", "response1", "response2", *LABELERS))[:limit]
     prompts = [f"{row['instruction']}\n\n{row['input']}".strip() for row in rows]
-    found = compare_completions(
+    comparison = compare_completions(
         prompts, [str(row["response1"]) for row in rows], [str(row["response2"]) for row in rows], judge,
         clusters=list(range(len(rows))), length_control=False,
     )  # fmt: skip
-    outcomes = list(found.per_prompt.values())
+    outcomes = list(comparison.per_prompt.values())
     people = [[int(row[name]) for name in LABELERS] for row in rows]
     majority = [Counter(labels).most_common(1)[0][0] for labels in people]
     right: list[float | None] = [
@@ -92,7 +94,7 @@ def run_pandalm(
         "accuracy": _share([hit for hit in right if hit is not None]),
         "accuracy_where_people_prefer_one": _share(decided),
     }
-    return _result("pandalm", questions, found, scores, right, people={"agreement_of_two_people": _share(alike)})
+    return _result("pandalm", questions, comparison, scores, right, people={"agreement_of_two_people": _share(alike)})
 
 
 def _share(values: Sequence[float]) -> Estimate:

@@ -47,7 +47,7 @@ def read_mt_bench(path: Path | str, references: Path | str | None = None) -> lis
     Raises:
         DataError: A row is none; names the line.
     """
-    found: list[dict[str, Any]] = []
+    dialogues: list[dict[str, Any]] = []
     for raw in read_jsonl(Path(path), 0):
         row = raw.value
         turns = row.get("turns") if isinstance(row, Mapping) else None
@@ -55,7 +55,7 @@ def read_mt_bench(path: Path | str, references: Path | str | None = None) -> lis
             raise DataError(
                 f"{path}:{raw.place}: no question of MT-Bench; wanted `question_id`, `category` and two `turns`."
             )
-        found.append({"id": str(row["question_id"]), "category": str(row.get("category", "")), "turns": turns})
+        dialogues.append({"id": str(row["question_id"]), "category": str(row.get("category", "")), "turns": turns})
     if references is not None:
         known = {}
         for raw in read_jsonl(Path(references), 0):
@@ -65,11 +65,11 @@ def read_mt_bench(path: Path | str, references: Path | str | None = None) -> lis
                 raise DataError(
                     f"{references}:{raw.place}: no reference answer; wanted `question_id` and `choices` with `turns`."
                 ) from None
-        for row in found:
+        for row in dialogues:
             row["reference"] = known.get(row["id"])
-    if not found:
+    if not dialogues:
         raise DataError(f"{path} holds no question.")
-    return found
+    return dialogues
 
 
 def run_mt_bench(

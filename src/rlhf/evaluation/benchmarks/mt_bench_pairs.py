@@ -74,10 +74,10 @@ def run_mt_bench_pairs(
             ours.append(transcript(both[0][number], turn))
             theirs.append(transcript(both[1][number], turn))
             clusters.append(number * TURNS + turn)
-    found = compare_completions(prompts, ours, theirs, build_judge(judge), clusters=clusters)
-    outcomes: list[float | None] = list(found.per_prompt.values())
+    comparison = compare_completions(prompts, ours, theirs, build_judge(judge), clusters=clusters)
+    outcomes: list[float | None] = list(comparison.per_prompt.values())
     by_question = by_both_turns(outcomes)
-    undecided = too_few_read(found.asked, found.unparsed)
+    undecided = too_few_read(comparison.asked, comparison.unparsed)
     scores = {"win_rate": _rate(by_question)}
     scores |= {f"win_rate/turn_{turn + 1}": _rate(outcomes[turn::TURNS]) for turn in range(TURNS)}
     for category in dict.fromkeys(row["category"] for row in rows):
@@ -88,8 +88,8 @@ def run_mt_bench_pairs(
         undecided=undecided,
         scores=not_decided(scores, undecided),
         settings={
-            "questions": str(questions), "sha256": sha256(questions), "judge": dict(found.judge), "asked": found.asked,
-            "unparsed": found.unparsed,
+            "questions": str(questions), "sha256": sha256(questions), "judge": dict(comparison.judge), "asked": comparison.asked,
+            "unparsed": comparison.unparsed,
             "references": None if references is None else sha256(references), "seed": seed, "sampling": settings.model_dump(),
         },
         items=[
@@ -98,7 +98,7 @@ def run_mt_bench_pairs(
         ],
         notes=[
             *([NO_REFERENCES] if references is None else []),
-            *found.notes(),
+            *comparison.notes(),
         ],
         missing={row["id"]: "no verdict on one turn or both" for row, v in zip(rows, by_question, strict=True) if v is None},
     )  # fmt: skip

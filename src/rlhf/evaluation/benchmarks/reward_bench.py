@@ -106,7 +106,7 @@ def read_reward_bench(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         DataError: A row lacks a column; names the line.
     """
-    found = []
+    rows = []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as err:
@@ -124,10 +124,10 @@ def read_reward_bench(path: Path | str) -> list[dict[str, Any]]:
         for key in ("chosen", "rejected"):
             if not isinstance(row[key], list) or not row[key] or not all(isinstance(text, str) for text in row[key]):
                 raise DataError(f"{path}:{number}: {key!r} must be a list of texts.")
-        found.append(row)
-    if not found:
+        rows.append(row)
+    if not rows:
         raise DataError(f"{path} has no rows.")
-    return found
+    return rows
 
 
 def run_reward_bench(

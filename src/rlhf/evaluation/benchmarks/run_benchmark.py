@@ -74,7 +74,7 @@ def run_benchmark(
         settings["judge"] = build_judge(settings["judge"], cache=verdicts)
     given = {"limit": limit, "seed": seed, **settings}
     opened: dict[str, Any] = {}
-    found: dict[str, BenchmarkResult] = {}
+    results: dict[str, BenchmarkResult] = {}
     if output_dir is not None:
         make_folder(output_dir)
     for name, known in planned.items():
@@ -85,18 +85,18 @@ def run_benchmark(
             result = runs[name](opened[what], name.removeprefix(PREFIX), **given)
         else:
             result = replace(runs[name](opened[what], questions=files[name], **given), name=name)
-        found[name] = result
+        results[name] = result
         if output_dir is not None:
             result.write(Path(output_dir))
-    return found
+    return results
 
 
 def _function(known: Benchmark) -> Callable[..., BenchmarkResult]:
     module, _, name = known.runs.partition(":")
-    found: Callable[..., BenchmarkResult] = getattr(
+    benchmark: Callable[..., BenchmarkResult] = getattr(
         importlib.import_module(f"rlhf.evaluation.benchmarks.{module}"), name
     )
-    return found
+    return benchmark
 
 
 def _check_settings(settings: Mapping[str, Any], runs: Iterable[Callable[..., Any]]) -> None:

@@ -41,18 +41,18 @@ def read_truthfulqa(path: Path | str) -> list[dict[str, Any]]:
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError) as err:
         raise DataError(f"{path} can't be read as TruthfulQA.csv: {err}.") from err
-    found = []
+    questions = []
     for number, (line, row) in enumerate(rows, 1):
         best = row["Best Answer"].strip()
         right, wrong = _answers(row["Correct Answers"]), _answers(row["Incorrect Answers"])
         if not row["Question"].strip() or not best or not wrong:
             raise DataError(f"{path}:{line}: a question needs a text, a best answer and wrong answers.")
         right = [best, *(answer for answer in right if answer != best)]
-        found.append({
+        questions.append({
             "id": str(number), "question": row["Question"].strip(), "best": best, "right": right, "wrong": wrong,
             "category": row["Category"], "adversarial": row.get("Type") == "Adversarial",
         })  # fmt: skip
-    return found
+    return questions
 
 
 def _answers(text: str) -> list[str]:

@@ -65,8 +65,8 @@ def eval_results(config: HubResultsConfig, metric: LoggedMetric, *, date: str) -
         dataset_id=config.dataset, task_id=config.task_id, value=metric.estimate["value"], dataset_revision=config.revision,
         date=date, source_url=config.source_url, source_name=config.source_name, notes=notes,
     )  # fmt: skip
-    found: list[dict[str, Any]] = eval_result_entries_to_yaml([entry])
-    return found
+    entries: list[dict[str, Any]] = eval_result_entries_to_yaml([entry])
+    return entries
 
 
 def model_index(config: HubResultsConfig, metrics: Sequence[LoggedMetric], *, model: str) -> list[dict[str, Any]]:
@@ -83,8 +83,8 @@ def model_index(config: HubResultsConfig, metrics: Sequence[LoggedMetric], *, mo
         )
         for metric in metrics
     ]  # fmt: skip
-    found: list[dict[str, Any]] = eval_results_to_model_index(model, results)
-    return found
+    index: list[dict[str, Any]] = eval_results_to_model_index(model, results)
+    return index
 
 
 def _ends(metric: LoggedMetric) -> dict[str, Any]:

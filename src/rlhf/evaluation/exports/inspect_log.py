@@ -88,17 +88,17 @@ def place_for(log: Mapping[str, Any], wanted: Path) -> Path:
 
 def _scores(metrics: Sequence[LoggedMetric], samples: Sequence[LoggedSample]) -> list[dict[str, Any]]:
     """One entry for each metric; its parts are metrics of the same entry."""
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for metric in metrics:
         if not metric.measured:
             continue
         name, _, part = metric.name.partition("/")
-        entry = found.setdefault(name, {"name": name, "scorer": name, "params": {}, "metrics": {}})
+        entry = by_name.setdefault(name, {"name": name, "scorer": name, "params": {}, "metrics": {}})
         entry["metrics"] |= _numbers(metric, part)
         if not part and any(name in [*sample.scores, *sample.unscored] for sample in samples):
             entry["scored_samples"] = sum(name in sample.scores for sample in samples)
             entry["unscored_samples"] = sum(name in sample.unscored for sample in samples)
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _numbers(metric: LoggedMetric, part: str) -> dict[str, Any]:
@@ -147,16 +147,16 @@ def _messages(asked: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages of a prompt; a role that Inspect does not know, or a part that is no text, becomes the text of a user's message."""
     if isinstance(asked, str):
         return [{"role": "user", "content": asked, "source": "input"}]
-    found = []
+    messages = []
     for message in asked:
         role, content = str(message.get("role")), message.get("content")
         text = content if isinstance(content, str) else "" if content is None else str(content)
-        found.append(
+        messages.append(
             {"role": role, "content": text, "source": "input"}
             if role in ROLES
             else {"role": "user", "content": f"[{role}] {text}", "source": "input"}
         )
-    return found
+    return messages
 
 
 def _usage(samples: Sequence[LoggedSample]) -> dict[str, int] | None:

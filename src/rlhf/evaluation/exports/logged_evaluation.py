@@ -80,28 +80,28 @@ class LoggedEvaluation:
 
 def metrics_of(document: Mapping[str, Any]) -> tuple[list[LoggedMetric], dict[str, str]]:
     """The numbers of an ``evaluation.json``, those of its metrics and those against a baseline; and why others are missing."""
-    found: dict[str, LoggedMetric] = {}
+    by_name: dict[str, LoggedMetric] = {}
     part = document.get("metrics") or {}
     for changes in (part.get("changes") or {}, document.get("changes") or {}):
         for name, change in changes.items():
             gain = change.get("gain") or {}
             known = gain if gain.get("value") is not None else None
-            found.setdefault(
+            by_name.setdefault(
                 name, LoggedMetric(name=name, estimate=change["after"], unit=change.get("unit", ""), gain=known)
             )
     if (rate := document.get("win_rate")) is not None:
         estimate = {"value": rate["rate"], "low": rate["low"], "high": rate["high"], "n": rate["num_prompts"]}
         estimate["confidence"] = rate["confidence"]
-        found["win_rate"] = LoggedMetric(name="win_rate", estimate=estimate, unit="share")
-    if (gold := found.get("gold")) is not None and JUDGE not in found:  # the same number by its other name
-        found[JUDGE] = LoggedMetric(name=JUDGE, estimate=gold.estimate, unit=gold.unit, gain=gold.gain)
+        by_name["win_rate"] = LoggedMetric(name="win_rate", estimate=estimate, unit="share")
+    if (gold := by_name.get("gold")) is not None and JUDGE not in by_name:  # the same number by its other name
+        by_name[JUDGE] = LoggedMetric(name=JUDGE, estimate=gold.estimate, unit=gold.unit, gain=gold.gain)
     missing = {name: str(why) for held in (part, document) for name, why in (held.get("missing") or {}).items()}
     missing |= {
         name: str(metric.estimate.get("reason") or "it was not measured")
-        for name, metric in found.items()
+        for name, metric in by_name.items()
         if not metric.measured and name not in missing
     }
-    return list(found.values()), missing
+    return list(by_name.values()), missing
 
 
 def samples_of(inputs: MetricInputs, evaluation: Evaluation | None = None) -> Iterator[LoggedSample]:

@@ -17,10 +17,10 @@ def at_least(requirement: BoundedRequirement, measurements: Measurements, confid
     return above(requirement, measurements, confidence, sign=1)
 
 
-def above(requirement: BoundedRequirement, found: Measurements, confidence: float, *, sign: int) -> Ruling:
+def above(requirement: BoundedRequirement, measurements: Measurements, confidence: float, *, sign: int) -> Ruling:
     """``at_least``, or with sign -1 ``at_most``."""
     suite = None if requirement.metric is not None else requirement.about
-    measured = found.of(metric=requirement.metric, suite=suite)
+    measured = measurements.of(metric=requirement.metric, suite=suite)
     if isinstance(measured, str):
         return undecided(measured)
     if isinstance(measured, MetricMeasurement) and not measured.candidate:
@@ -41,15 +41,15 @@ def _in_its_units(ruling: Ruling, name: str, sign: int, *, is_share: bool) -> Ru
     given = dict(ruling.evidence)
     ends = sorted(sign * given.pop(end) for end in ("low", "high"))
     ends = [min(max(end, 0.0), 1.0) for end in ends] if is_share else ends
-    found = {
+    evidence = {
         "value": sign * given.pop("difference"),
         "low": ends[0],
         "high": ends[1],
         **given,
         "bound": sign * given["bound"],
     }
-    measured = f"{name} is {found['value']:.4g} [{ends[0]:.4g}, {ends[1]:.4g}] over {found['n']:,} prompts"
-    wanted = f"at {'least' if sign > 0 else 'most'} {found['bound']:g} is required"
-    more = found.get("num_more")
+    measured = f"{name} is {evidence['value']:.4g} [{ends[0]:.4g}, {ends[1]:.4g}] over {evidence['n']:,} prompts"
+    wanted = f"at {'least' if sign > 0 else 'most'} {evidence['bound']:g} is required"
+    more = evidence.get("num_more")
     unclear = f" About {more:,} more prompts would probably decide, on a fresh set." if more is not None else ""
-    return Ruling(decision=ruling.decision, reason=f"{measured}; {wanted}.{unclear}", evidence=found)
+    return Ruling(decision=ruling.decision, reason=f"{measured}; {wanted}.{unclear}", evidence=evidence)

@@ -39,7 +39,7 @@ def better(requirement: Better, measurements: Measurements, confidence: float) -
         )
     if isinstance(measured, MetricMeasurement) and compares:
         gains = sign * (pairs.candidate - measured.neutral)
-        found = mean_above(gains, requirement.by, confidence=level, largest=pairs.largest)
-        return minus_neutral(found, measured, is_share=pairs.largest is not None)
+        ruling = mean_above(gains, requirement.by, confidence=level, largest=pairs.largest)
+        return minus_neutral(ruling, measured, is_share=pairs.largest is not None)
     gains = sign * (pairs.candidate - pairs.champion)
     return mean_above(gains, requirement.by, confidence=level, largest=pairs.largest)

@@ -85,7 +85,7 @@ def _corrected(rulings: Mapping[str, Ruling], confidence: float) -> dict[str, Ru
     """Failures that are left after Holm; those that no chance is in, such as an alarm, stay."""
     tested = [name for name, ruling in rulings.items() if ruling.evidence.get("p_beyond") is not None]
     adjusted = dict(zip(tested, holm([rulings[name].evidence["p_beyond"] for name in tested]).tolist(), strict=True))
-    found = dict(rulings)
+    corrected = dict(rulings)
     for name, p in adjusted.items():
         ruling = rulings[name]
         decision, reason = ruling.decision, ruling.reason
@@ -93,8 +93,8 @@ def _corrected(rulings: Mapping[str, Ruling], confidence: float) -> dict[str, Ru
         if decision is Decision.FAIL and p >= limit:
             decision = Decision.UNDECIDED
             reason += f" Among {len(tested)} requirements that happens by chance (Holm: p = {p:.3g}), so it fails none."
-        found[name] = Ruling(decision=decision, reason=reason, evidence={**ruling.evidence, "p_beyond_holm": p})
-    return found
+        corrected[name] = Ruling(decision=decision, reason=reason, evidence={**ruling.evidence, "p_beyond_holm": p})
+    return corrected
 
 
 def _numbers(ruling: Ruling) -> str:

@@ -40,10 +40,10 @@ def _hash_of(document: Mapping[str, Any]) -> str:
 def is_evidence(path: Path | str) -> bool:
     """Whether a file is, or was before somebody edited it, what a gate wrote."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.keys() >= PARTS
+    return isinstance(document, dict) and document.keys() >= PARTS
 
 
 def read_evidence(path: Path | str) -> dict[str, Any]:
@@ -53,20 +53,20 @@ def read_evidence(path: Path | str) -> dict[str, Any]:
         DataError: It can't be read, no gate wrote it, or it was changed since.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise DataError(f"{path} can't be read as the evidence of a gate: {err}.") from err
-    if not isinstance(found, dict) or not found.keys() >= PARTS:
+    if not isinstance(document, dict) or not document.keys() >= PARTS:
         raise DataError(f"{path} is no evidence of a gate; give the {FILE} that a gate wrote.")
-    if found.get("schema") != SCHEMA:
+    if document.get("schema") != SCHEMA:
         raise DataError(
-            f"{path} has schema {found.get('schema')!r}, and this version reads {SCHEMA}; use the version that wrote it."
+            f"{path} has schema {document.get('schema')!r}, and this version reads {SCHEMA}; use the version that wrote it."
         )
-    if found.get(SEAL) != _hash_of(found):
+    if document.get(SEAL) != _hash_of(document):
         raise DataError(
             f"{path} was changed since a gate wrote it: the {SEAL} in it is not that of the rest. Restore it, or let the gate decide again."
         )
-    return found
+    return document
 
 
 def replay(document: Mapping[str, Any], *, source: str = "The evidence") -> GateDecision:
@@ -83,24 +83,24 @@ def replay(document: Mapping[str, Any], *, source: str = "The evidence") -> Gate
         requirements = [TypeAdapter(RequirementSpec).validate_python(each) for each in document["requirements"]]
     except (ValidationError, TypeError) as err:
         raise DataError(f"{source}: its requirements can't be read by this version: {err}") from err
-    found = decide(
+    replayed = decide(
         requirements, Measurements.from_dict(document["measurements"]), confidence=float(document["confidence"])
     )
-    if (other := _difference(json.loads(json.dumps(found.to_dict())), document)) is not None:
+    if (other := _difference(json.loads(json.dumps(replayed.to_dict())), document)) is not None:
         raise DataError(
             f"{source} does not give the decision that was written ({document['decision']}): {other}. It was changed, or another version "
             "of the library or of a requirement of your own decides otherwise."
         )
-    return found
+    return replayed
 
 
-def _difference(found: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
+def _difference(replayed: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
     """The first thing that is not as it was written; reasons are words and may differ."""
-    if found["decision"] != written["decision"]:
-        return f"it gives {found['decision']}"
-    if found["rulings"].keys() != written["rulings"].keys():
+    if replayed["decision"] != written["decision"]:
+        return f"it gives {replayed['decision']}"
+    if replayed["rulings"].keys() != written["rulings"].keys():
         return "it has other requirements"
-    for name, ruling in found["rulings"].items():
+    for name, ruling in replayed["rulings"].items():
         before = written["rulings"][name]
         if ruling["decision"] != before["decision"]:
             return f"{name} gives {ruling['decision']} and not {before['decision']}"

@@ -12,7 +12,7 @@ from rlhf.formatting import percentage
 
 
 def interval_above(
-    name: str, found: Mapping[str, Any] | None, bound: float, *, confidence: float, sign: int = 1
+    name: str, interval: Mapping[str, Any] | None, bound: float, *, confidence: float, sign: int = 1
 ) -> Ruling:
     """PASS where the whole interval is above the bound, FAIL where it is below, else UNDECIDED.
 
@@ -25,9 +25,9 @@ def interval_above(
         confidence: One-sided, that each end must have at least; an interval that came with less decides nothing.
         sign: -1 where the number should be below.
     """
-    estimate = estimate_of(found)
+    estimate = estimate_of(interval)
     if estimate is None:
-        why = (found or {}).get("reason") or "it has no interval"
+        why = (interval or {}).get("reason") or "it has no interval"
         return undecided(f"{name} decides nothing: {why}")
     if estimate.high <= estimate.low:
         return undecided(f"the interval of {name} has no width, which shows no spread")

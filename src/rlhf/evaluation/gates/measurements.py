@@ -162,7 +162,7 @@ class Measurements:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """What ``to_dict`` gave.
 
         Raises:
@@ -176,14 +176,14 @@ class Measurements:
                         **{who: SuiteRun(**each[who]) for who in ("candidate", "champion", "again") if each.get(who)},
                     }
                 )
-                for key, each in found["suites"].items()
+                for key, each in document["suites"].items()
             }
             return cls(
-                has_champion=bool(found["has_champion"]),
-                metrics={key: MetricMeasurement(**each) for key, each in found["metrics"].items()},
+                has_champion=bool(document["has_champion"]),
+                metrics={key: MetricMeasurement(**each) for key, each in document["metrics"].items()},
                 suites=suites,
-                stages={key: StageAlarms(**each) for key, each in found["stages"].items()},
-                missing=found["missing"],
+                stages={key: StageAlarms(**each) for key, each in document["stages"].items()},
+                missing=document["missing"],
             )
         except (KeyError, TypeError, AttributeError) as err:
             raise DataError(
@@ -214,11 +214,11 @@ def undecided(why: str) -> Ruling:
     return Ruling(decision=Decision.UNDECIDED, reason=f"Not known: {why.removesuffix('.')}.")
 
 
-def estimate_of(found: Mapping[str, Any] | None) -> Estimate | None:
+def estimate_of(interval: Mapping[str, Any] | None) -> Estimate | None:
     """An estimate from its JSON; None where it has no interval."""
-    if found is None or any(found.get(part) is None for part in ("value", "low", "high")):
+    if interval is None or any(interval.get(part) is None for part in ("value", "low", "high")):
         return None
-    return Estimate(**found)
+    return Estimate(**interval)
 
 
 def _nothing(why: str) -> Pairs:
@@ -253,10 +253,10 @@ def _flaky(name: str, champion: Values, again: Values) -> str | None:
     differences = [
         new - old for old, new in both if old is not None and new is not None and _known(old) and _known(new)
     ]
-    found = mean_interval(differences, confidence=REPEAT_CONFIDENCE)
-    if found.measured and (found.low > 0 or found.high < 0):
+    change = mean_interval(differences, confidence=REPEAT_CONFIDENCE)
+    if change.measured and (change.low > 0 or change.high < 0):
         return (
-            f"the champion differs from itself: asked twice, its {name} changed by {found.value:+.3g} "
-            f"({percentage(REPEAT_CONFIDENCE, 0)} interval {found.low:+.3g} to {found.high:+.3g}); find out why before comparing others"
+            f"the champion differs from itself: asked twice, its {name} changed by {change.value:+.3g} "
+            f"({percentage(REPEAT_CONFIDENCE, 0)} interval {change.low:+.3g} to {change.high:+.3g}); find out why before comparing others"
         )
     return None

@@ -29,17 +29,17 @@ def non_inferior(requirement: NonInferior, measurements: Measurements, confidenc
         margin = measured.margin
     if isinstance(measured, MetricMeasurement):
         if not measured.candidate:
-            found_gain = measured.estimate if measured.compares else measured.gain
+            gain = measured.estimate if measured.compares else measured.gain
             return interval_above(
-                measured.name, found_gain, measured.neutral - sign * margin, sign=sign, confidence=confidence
+                measured.name, gain, measured.neutral - sign * margin, sign=sign, confidence=confidence
             )
         if measured.compares:
             pairs = measured.pairs(compared=False)
             if pairs.obstacle:
                 return undecided(pairs.obstacle)
             gains = sign * (pairs.candidate - measured.neutral)
-            found = mean_above(gains, -margin, confidence=confidence, largest=pairs.largest)
-            return minus_neutral(found, measured, is_share=pairs.largest is not None)
+            above_neutral = mean_above(gains, -margin, confidence=confidence, largest=pairs.largest)
+            return minus_neutral(above_neutral, measured, is_share=pairs.largest is not None)
     pairs = measured.pairs(compared=True)
     if pairs.obstacle:
         return undecided(pairs.obstacle)

@@ -10,9 +10,9 @@ from rlhf.evaluation.metrics.unit_statistics import Measured, ratio
 
 def bits_per_byte(inputs: MetricInputs) -> Measured:
     """Negative log-likelihood of all texts over log 2 times their UTF-8 bytes; the same unit for every tokenizer."""
-    found = inputs.likelihood
+    likelihood = inputs.likelihood
     return Measured(
-        value=ratio(found.nll, found.num_bytes * math.log(2)),
+        value=ratio(likelihood.nll, likelihood.num_bytes * math.log(2)),
         over="texts",
-        about={"num_bytes": int(found.num_bytes.sum()), "window_tokens": found.window},
+        about={"num_bytes": int(likelihood.num_bytes.sum()), "window_tokens": likelihood.window},
     )

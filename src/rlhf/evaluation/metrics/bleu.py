@@ -29,8 +29,8 @@ def bleu(inputs: MetricInputs) -> Measured:
     counts = np.zeros((len(references), 10))
     for i in known:
         for text in inputs.texts[i]:
-            found = per_sentence.sentence_score(text, references[i])
-            counts[i] += [*found.counts, *found.totals, found.sys_len, found.ref_len]
+            sentence = per_sentence.sentence_score(text, references[i])
+            counts[i] += [*sentence.counts, *sentence.totals, sentence.sys_len, sentence.ref_len]
 
     def corpus(numbers: Sequence[int]) -> float:
         sums = [int(number) for number in counts[list(numbers)].sum(axis=0)]

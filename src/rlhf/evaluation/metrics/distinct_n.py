@@ -20,8 +20,8 @@ def distinct_words(inputs: MetricInputs) -> Measured:
     and take ``ead`` otherwise. Source: Li et al. 2016, section 5.2, arXiv:1510.03055.
     """
     words = [[text.split() for text in group] for group in inputs.texts]
-    found = {n: _distinct(words, n) for n in NS}
-    return Measured(value=found[2], parts={str(n): statistic for n, statistic in found.items() if n != 2})
+    by_n = {n: _distinct(words, n) for n in NS}
+    return Measured(value=by_n[2], parts={str(n): statistic for n, statistic in by_n.items() if n != 2})
 
 
 def _distinct(words: Sequence[Sequence[Sequence[str]]], n: int) -> CorpusStatistic:

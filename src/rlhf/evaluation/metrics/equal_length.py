@@ -40,10 +40,10 @@ class InterceptStatistic(Statistic):
                 f"every completion of the model is {which} than the baseline's, so nothing was measured at equal length"
             )
             return Estimate.missing(reason, n=self.num_units)
-        found = self.moments()
-        assert found is not None
-        half = float(stdtrit(found.freedom, (1 + CONFIDENCE) / 2)) * found.error
-        return Estimate(value=found.value, low=found.value - half, high=found.value + half, n=self.num_units)
+        moments = self.moments()
+        assert moments is not None
+        half = float(stdtrit(moments.freedom, (1 + CONFIDENCE) / 2)) * moments.error
+        return Estimate(value=moments.value, low=moments.value - half, high=moments.value + half, n=self.num_units)
 
     def subset(self, numbers: Sequence[int]) -> InterceptStatistic:
         """See ``Statistic``."""

@@ -17,7 +17,7 @@ def judge_accuracy(inputs: MetricInputs) -> Measured:
     What could not be read has no value, and below 95 % readable verdicts nothing has. Next to ``reward_accuracy``, the same of a reward.
     """
     pairs = inputs.needs.pairs
-    found = compare_completions(
+    comparison = compare_completions(
         [pair.prompt for pair in pairs],
         [pair_text(pair.chosen) for pair in pairs],
         [pair_text(pair.rejected) for pair in pairs],
@@ -29,8 +29,10 @@ def judge_accuracy(inputs: MetricInputs) -> Measured:
         length_control=False,
     )
     _, places = pair_units(pairs, np.ones(len(pairs), dtype=np.bool_))
-    values = np.array([np.nan if value is None else value for value in found.per_prompt.values()], dtype=np.float64)
-    known = np.isfinite(values) if not found.reason else np.zeros(len(values), dtype=np.bool_)
+    values = np.array(
+        [np.nan if value is None else value for value in comparison.per_prompt.values()], dtype=np.float64
+    )
+    known = np.isfinite(values) if not comparison.reason else np.zeros(len(values), dtype=np.bool_)
     left_out = (
         "per_prompt",
         "win_rate",
@@ -42,8 +44,8 @@ def judge_accuracy(inputs: MetricInputs) -> Measured:
         "change",
     )
     return Measured(
-        value=MeanStatistic(values[known], share=True, reason=found.reason or "no pair has a verdict"),
+        value=MeanStatistic(values[known], share=True, reason=comparison.reason or "no pair has a verdict"),
         over="pairs",
         places=[place for place, is_known in zip(places, known, strict=True) if is_known],
-        about={name: value for name, value in found.to_dict().items() if name not in left_out},
+        about={name: value for name, value in comparison.to_dict().items() if name not in left_out},
     )

@@ -34,7 +34,7 @@ def _by_pairs(inputs: MetricInputs, baseline: MetricInputs) -> Measured:
     """By a judge that compares, in both orders; what it did not say in a form that can be read has no value."""
     places = [place for place, group in enumerate(inputs.completions) for _ in group]
     texts: list[Any] = [prompt.messages or prompt.text for prompt in inputs.prompts]
-    found = compare_completions(
+    comparison = compare_completions(
         [texts[place] for place in places],
         [completion.text for completion in inputs.flat],
         [completion.text for completion in baseline.flat],
@@ -45,16 +45,18 @@ def _by_pairs(inputs: MetricInputs, baseline: MetricInputs) -> Measured:
         clusters=places,
         length_control=False,
     )
-    values = np.array([np.nan if value is None else value for value in found.per_prompt.values()], dtype=np.float64)
-    readable = not found.reason
+    values = np.array(
+        [np.nan if value is None else value for value in comparison.per_prompt.values()], dtype=np.float64
+    )
+    readable = not comparison.reason
     about = {
         name: value
-        for name, value in found.to_dict().items()
+        for name, value in comparison.to_dict().items()
         if name not in ("per_prompt", "win_rate", "schema", "length_controlled")
     }
     return Measured(
         value=MeanStatistic(
-            values if readable else np.full(len(values), np.nan), True, found.reason or "no pair has a verdict"
+            values if readable else np.full(len(values), np.nan), True, comparison.reason or "no pair has a verdict"
         ),
         about=about,
     )

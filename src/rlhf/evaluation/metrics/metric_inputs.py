@@ -133,12 +133,12 @@ class MetricInputs:
 
     def per_prompt(self, values: Sequence[float | None]) -> Array:
         """[P] mean over each prompt's completions that have a value; NaN where none has."""
-        found, place = [], 0
+        means, place = [], 0
         for group in self.completions:
             known = [v for v in values[place : place + len(group)] if v is not None and math.isfinite(v)]
-            found.append(math.fsum(known) / len(known) if known else math.nan)
+            means.append(math.fsum(known) / len(known) if known else math.nan)
             place += len(group)
-        return np.array(found, dtype=np.float64)
+        return np.array(means, dtype=np.float64)
 
 
 def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[Any]) -> ScoreResult:
@@ -148,11 +148,11 @@ def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[A
     errors: dict[int, str] = {}
     for start in range(0, len(completions), SCORES_AT_ONCE):
         chosen = slice(start, start + SCORES_AT_ONCE)
-        found = ask_scorer(scorer, prompts[chosen], completions[chosen])
-        errors |= {start + place: reason for place, reason in found.errors.items()}
-        for name, values in found.per_component.items():
+        part = ask_scorer(scorer, prompts[chosen], completions[chosen])
+        errors |= {start + place: reason for place, reason in part.errors.items()}
+        for name, values in part.per_component.items():
             parts.setdefault(name, [None] * start).extend(values)
-        scores += found.scores
+        scores += part.scores
         for values in parts.values():
             values += [None] * (len(scores) - len(values))
     return ScoreResult(scores, parts, errors)

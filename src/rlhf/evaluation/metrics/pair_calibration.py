@@ -21,8 +21,8 @@ def pair_calibration(inputs: MetricInputs) -> Measured:
     """
     assert inputs.needs.reward is not None
     model, pairs = inputs.needs.reward_model, inputs.needs.pairs
-    found = pair_scores(inputs.needs.reward, pairs)
-    difference = differences(found)
+    scored = pair_scores(inputs.needs.reward, pairs)
+    difference = differences(scored)
     known = np.isfinite(difference)
     difference = difference[known]
     # Undoes the normalization: the Bradley-Terry loss saw raw scores.
@@ -30,8 +30,8 @@ def pair_calibration(inputs: MetricInputs) -> Measured:
     threshold = tie_threshold(model) if model is not None else 0.0
     quality = reward_quality(difference, np.zeros_like(difference), scale=scale, threshold=threshold, seed=inputs.seed)
     if quality.calibration is None:
-        return missing(next(iter(found.errors.values()), "there are no pairs"))
-    found_at = quality.calibration
+        return missing(next(iter(scored.errors.values()), "there are no pairs"))
+    calibration = quality.calibration
     d = difference * scale
     logits = np.logaddexp(0, d + threshold) - np.logaddexp(0, threshold - d) if threshold else d
     losses = np.logaddexp(0, -logits)
@@ -43,10 +43,10 @@ def pair_calibration(inputs: MetricInputs) -> Measured:
         over="pairs",
         places=places,
         about={
-            "expected_error": found_at.expected_error,
-            "expected_error_null": found_at.expected_error_null,
+            "expected_error": calibration.expected_error,
+            "expected_error_null": calibration.expected_error_null,
             "fitted_scale": quality.to_dict()["fitted_scale"],
             "scale": scale,
-            **about_missing(found.errors, 2 * len(pairs)),
+            **about_missing(scored.errors, 2 * len(pairs)),
         },
     )

@@ -16,9 +16,9 @@ def perplexity(inputs: MetricInputs) -> Measured:
     A number of one tokenizer: a model with longer tokens has a higher perplexity for the same likelihood. Compare across tokenizers by
     ``bits_per_byte``. See ``text_likelihood`` for what is scored.
     """
-    found = inputs.likelihood
+    likelihood = inputs.likelihood
     return Measured(
-        value=ratio(found.nll, found.num_tokens, then=np.exp),
+        value=ratio(likelihood.nll, likelihood.num_tokens, then=np.exp),
         over="texts",
-        about={"num_tokens": int(found.num_tokens.sum()), "window_tokens": found.window},
+        about={"num_tokens": int(likelihood.num_tokens.sum()), "window_tokens": likelihood.window},
     )

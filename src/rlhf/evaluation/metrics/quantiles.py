@@ -68,8 +68,8 @@ class QuantileStatistic(Statistic):
         if n < self.fewest:
             return None
         draws = np.random.default_rng(seed).integers(0, n, size=(ERROR_RESAMPLES, n))
-        found = [float(np.quantile(self.rows[draw], self.level)) for draw in draws]
-        return Moments(float(np.quantile(self.rows, self.level)), float(np.std(found, ddof=1)), n - 1)
+        quantiles = [float(np.quantile(self.rows[draw], self.level)) for draw in draws]
+        return Moments(float(np.quantile(self.rows, self.level)), float(np.std(quantiles, ddof=1)), n - 1)
 
     def gain(self, before: Statistic, *, seed: int = 0) -> Estimate:
         """The difference, its interval from those of the two sides; wider than need be where they resemble each other.

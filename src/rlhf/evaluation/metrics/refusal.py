@@ -49,7 +49,7 @@ def refusal_pattern(path: Path | str | None = None) -> re.Pattern[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as err:
         raise DataError(f"The file of refusal patterns {path} can't be read: {err}.") from None
-    found = []
+    alternatives = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -57,10 +57,10 @@ def refusal_pattern(path: Path | str | None = None) -> re.Pattern[str]:
             re.compile(line.strip())
         except re.error as err:
             raise DataError(f"{path}:{number} is no regular expression: {err}.") from None
-        found.append(f"(?:{line.strip()})")
-    if not found:
+        alternatives.append(f"(?:{line.strip()})")
+    if not alternatives:
         raise DataError(f"The file of refusal patterns {path} has no pattern; write one regular expression a line.")
-    return re.compile("|".join(found), re.IGNORECASE)
+    return re.compile("|".join(alternatives), re.IGNORECASE)
 
 
 def _rate(inputs: MetricInputs, *, wanted: bool) -> Measured:
@@ -75,8 +75,8 @@ def _rate(inputs: MetricInputs, *, wanted: bool) -> Measured:
         for completion in group
     ]
     source = inputs.needs.refusal_patterns or "bundled"
-    found = inputs.mean(values, share=True, reason=f"the prompt has no {COLUMN}: {str(wanted).lower()}")
-    return Measured(value=found, about={"num_prompts": count, "patterns": source})
+    rate = inputs.mean(values, share=True, reason=f"the prompt has no {COLUMN}: {str(wanted).lower()}")
+    return Measured(value=rate, about={"num_prompts": count, "patterns": source})
 
 
 def _label(name: str, value: Any) -> bool | None:

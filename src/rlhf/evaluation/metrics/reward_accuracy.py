@@ -22,19 +22,19 @@ def reward_accuracy(inputs: MetricInputs) -> Measured:
     """
     assert inputs.needs.reward is not None
     pairs = inputs.needs.pairs
-    found = pair_scores(inputs.needs.reward, pairs)
-    difference = differences(found)
+    scored = pair_scores(inputs.needs.reward, pairs)
+    difference = differences(scored)
     right = np.where(np.isfinite(difference), (np.sign(difference) + 1) / 2, np.nan)
     known = np.isfinite(right)
     units, places = pair_units(pairs, known)
     per_prompt = unit_means(right[known], units)
-    reason = next(iter(found.errors.values()), "there are no pairs")
+    reason = next(iter(scored.errors.values()), "there are no pairs")
     return Measured(
         value=MeanStatistic(per_prompt, share=True, reason=reason),
         over="pairs",
         places=places,
         about={"num_pairs": len(pairs), "num_ties": int((difference == 0).sum())}
-        | about_missing(found.errors, 2 * len(pairs)),
+        | about_missing(scored.errors, 2 * len(pairs)),
     )
 
 

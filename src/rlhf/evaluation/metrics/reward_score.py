@@ -9,23 +9,23 @@ from rlhf.evaluation.metrics.unit_statistics import Measured
 
 def reward_score(inputs: MetricInputs) -> Measured:
     """Mean over prompts; components of a composite reward are parts. What a reward could not score is counted, never 0."""
-    found = inputs.scored
-    reason = next(iter(found.errors.values()), "no completion has a score")
+    scored = inputs.scored
+    reason = next(iter(scored.errors.values()), "no completion has a score")
     assert inputs.needs.reward is not None
     own = inputs.needs.reward.name
     return Measured(
-        value=inputs.mean(found.scores, reason=reason),
-        parts={name: inputs.mean(values) for name, values in found.per_component.items() if name != own},
-        about={"reward": own, **about_missing(found.errors, len(found.scores))},
+        value=inputs.mean(scored.scores, reason=reason),
+        parts={name: inputs.mean(values) for name, values in scored.per_component.items() if name != own},
+        about={"reward": own, **about_missing(scored.errors, len(scored.scores))},
     )
 
 
 def judge_score(inputs: MetricInputs) -> Measured:
     """Mean over prompts; further numbers of the judge's verdicts are parts."""
-    found = inputs.judged
+    judged = inputs.judged
     assert inputs.needs.judge is not None
     return Measured(
-        value=inputs.mean(found.scores),
-        parts={name: inputs.mean(values) for name, values in found.metrics.items()},
+        value=inputs.mean(judged.scores),
+        parts={name: inputs.mean(values) for name, values in judged.metrics.items()},
         about={"judge": judge_name(inputs.needs.judge)},
     )

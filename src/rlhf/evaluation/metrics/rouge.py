@@ -38,14 +38,14 @@ def rouge(inputs: MetricInputs) -> Measured:
     texts = [text for each in (*references, *inputs.texts) for text in each]
     own = not any(NOT_SEEN.search(text) for text in texts)
     scorer = rouge_scorer(unicode_words=not own)
-    found: dict[str, list[float | None]] = {kind: [] for kind in KINDS}
+    by_kind: dict[str, list[float | None]] = {kind: [] for kind in KINDS}
     for group, targets in zip(inputs.texts, references, strict=True):
         for text in group:
             scores = rouge_scores(scorer, text, targets) if targets else dict.fromkeys(KINDS)
             for kind in KINDS:
-                found[kind].append(scores[kind])
+                by_kind[kind].append(scores[kind])
     reason = "no prompt has a reference text"
-    means = {kind: inputs.mean(values, share=True, reason=reason) for kind, values in found.items()}
+    means = {kind: inputs.mean(values, share=True, reason=reason) for kind, values in by_kind.items()}
     return Measured(
         value=means.pop("rougeL"),
         parts=means,

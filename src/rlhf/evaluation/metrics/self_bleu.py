@@ -28,9 +28,9 @@ def self_bleu(inputs: MetricInputs) -> Measured:
 
 
 def _each(bleu: object, group: Sequence[str]) -> list[float | None]:
-    found: list[float | None] = []
+    similarities: list[float | None] = []
     for place, text in enumerate(group):
         others = [other for number, other in enumerate(group) if number != place]
         scored = bleu.sentence_score(text, others) if text.strip() else None  # type: ignore[attr-defined]
-        found.append(None if scored is None or not math.isfinite(scored.score) else min(1.0, scored.score / 100))
-    return found
+        similarities.append(None if scored is None or not math.isfinite(scored.score) else min(1.0, scored.score / 100))
+    return similarities

@@ -22,9 +22,9 @@ def solved_in_k(inputs: MetricInputs) -> Measured:
     right = [int(solved[end - count : end].sum()) for end, count in zip(ends, counts, strict=True)]
     most = min(counts)
     ks = sorted({*(2**power for power in range(most.bit_length())), most})
-    found = {k: MeanStatistic(pass_at_k(right, counts, k), share=True) for k in ks}
+    by_k = {k: MeanStatistic(pass_at_k(right, counts, k), share=True) for k in ks}
     return Measured(
-        value=found[1],
-        parts={str(k): statistic for k, statistic in found.items() if k > 1},
+        value=by_k[1],
+        parts={str(k): statistic for k, statistic in by_k.items() if k > 1},
         about={"solved_at": inputs.needs.solved_at, "samples_per_prompt": most},
     )

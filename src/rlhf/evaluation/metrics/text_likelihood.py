@@ -60,9 +60,9 @@ def text_likelihood(model: PolicyModel, source: Source, *, limit: int | None = N
     longest = context_length(base_model(model.model))
     window = min(longest or MAX_WINDOW, MAX_WINDOW)
     groups, owners, num_bytes = [], [], np.zeros(len(rows))
-    for number, (row, found) in enumerate(_groups(model, rows, window, longest)):
+    for number, (row, row_windows) in enumerate(_groups(model, rows, window, longest)):
         text_bytes = 0
-        for group in found:
+        for group in row_windows:
             groups.append(group)
             owners.append(number)
             text_bytes += _bytes_of(model, group)

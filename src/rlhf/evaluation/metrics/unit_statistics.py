@@ -136,8 +136,8 @@ class MeanStatistic(Statistic):
 
     @property
     def _known(self) -> Array:
-        found: Array = self.values[np.isfinite(self.values)]
-        return found
+        known: Array = self.values[np.isfinite(self.values)]
+        return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,8 +170,8 @@ class ResampledStatistic(Statistic):
         if n < 2:
             return None
         draws = np.random.default_rng(seed).integers(0, n, size=(ERROR_RESAMPLES, n))
-        found = np.array([self.function(self.rows[draw][None])[0] for draw in draws])
-        return Moments(float(self.function(self.rows[None])[0]), float(found.std(ddof=1)), n - 1)
+        resampled = np.array([self.function(self.rows[draw][None])[0] for draw in draws])
+        return Moments(float(self.function(self.rows[None])[0]), float(resampled.std(ddof=1)), n - 1)
 
     def gain(self, before: Statistic, *, seed: int = 0) -> Estimate:
         """Bootstrap over units, both models' rows together."""
@@ -208,12 +208,12 @@ class CorpusStatistic(Statistic):
         value = self.function(self.units) if self.units else math.nan
         if not math.isfinite(value):
             return Estimate.missing("the texts are too short or too few to measure it", n=self.num_units)
-        found = _around(value, self._left_out(self.function, seed), self.num_units)
+        interval = _around(value, self._left_out(self.function, seed), self.num_units)
         lowest, highest = self.limits
         return (
-            replace(found, low=max(found.low, lowest), high=min(found.high, highest))
-            if math.isfinite(found.low)
-            else found
+            replace(interval, low=max(interval.low, lowest), high=min(interval.high, highest))
+            if math.isfinite(interval.low)
+            else interval
         )
 
     def subset(self, numbers: Sequence[int]) -> CorpusStatistic:
@@ -238,12 +238,12 @@ class CorpusStatistic(Statistic):
         value = difference(self.units) if self.units else math.nan
         if not math.isfinite(value):
             return Estimate.missing("one side's texts are too short or too few to measure it", n=self.num_units)
-        found = _around(value, self._left_out(difference, seed), self.num_units)
+        interval = _around(value, self._left_out(difference, seed), self.num_units)
         width = self.limits[1] - self.limits[0]
         return (
-            replace(found, low=max(found.low, -width), high=min(found.high, width))
-            if math.isfinite(found.low)
-            else found
+            replace(interval, low=max(interval.low, -width), high=min(interval.high, width))
+            if math.isfinite(interval.low)
+            else interval
         )
 
     def _left_out(self, function: Callable[[Sequence[int]], float], seed: int) -> Array:

@@ -84,19 +84,21 @@ def fit_matches(
     start = np.zeros(design.shape[1] + with_ties)
     if with_ties:
         start[-1] = tie_start
-    found = newton(problem.objective, start)
+    solution = newton(problem.objective, start)
     k = len(table.names)
-    covariance, free = sandwich(problem.objective(found)[2], problem.meat(found), table.num_units)
+    covariance, free = sandwich(problem.objective(solution)[2], problem.meat(solution), table.num_units)
     to_mean = np.eye(k) - 1 / k
-    tie_parameter = None if ties == "half" else (math.exp(found[-1]) if with_ties else {"davidson": 0.0}.get(ties, 1.0))
+    tie_parameter = (
+        None if ties == "half" else (math.exp(solution[-1]) if with_ties else {"davidson": 0.0}.get(ties, 1.0))
+    )
     return Ratings(
-        strengths=centered(table.names, found[:k]),
+        strengths=centered(table.names, solution[:k]),
         covariance=to_mean @ covariance[:k, :k] @ to_mean,
-        loss=problem.loss(found),
+        loss=problem.loss(solution),
         num_units=table.num_units,
         degrees_of_freedom=free,
         tie_parameter=tie_parameter,
-        style=dict(zip(style or {}, found[k : design.shape[1]].tolist(), strict=True)),
+        style=dict(zip(style or {}, solution[k : design.shape[1]].tolist(), strict=True)),
         confidence=confidence,
     )
 

@@ -102,14 +102,14 @@ def newton(objective: Objective, start: Array) -> Array:
             return at
         size = 1.0
         while size > 1e-10:
-            found = objective(at + size * step)
-            if found[0] <= value - 1e-4 * size * decrement:
+            trial = objective(at + size * step)
+            if trial[0] <= value - 1e-4 * size * decrement:
                 break
             size /= 2
         else:
             return at  # rounding: the value can't be lowered any further
         at = at + size * step
-        value, gradient, hessian = found
+        value, gradient, hessian = trial
     raise AssertionError("a fit that was checked to have a finite maximum did not reach it")
 
 

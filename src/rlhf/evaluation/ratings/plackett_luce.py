@@ -57,13 +57,13 @@ def plackett_luce_ratings(
             hessian + np.diag(bend) + gauge,
         )
 
-    found = newton(objective, np.zeros(k))
-    value, scores, _ = stages.likelihood(found)
+    solution = newton(objective, np.zeros(k))
+    value, scores, _ = stages.likelihood(solution)
     by_ranking = scores_by_unit(scores, stages.ranking, len(rankings))
-    covariance, free = sandwich(objective(found)[2], by_ranking.T @ by_ranking, len(rankings))
+    covariance, free = sandwich(objective(solution)[2], by_ranking.T @ by_ranking, len(rankings))
     to_mean = np.eye(k) - 1 / k
     return Ratings(
-        strengths=centered(pairs.names, found),
+        strengths=centered(pairs.names, solution),
         covariance=to_mean @ covariance @ to_mean,
         loss=-value,
         num_units=len(rankings),

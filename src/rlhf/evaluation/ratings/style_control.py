@@ -60,13 +60,13 @@ def style_differences(first: Sequence[Mapping[str, float]], second: Sequence[Map
     Returns:
         Name -> [M]; a style in which no two completions differ is left out, since nothing can be learned of it.
     """
-    found = {}
+    differences = {}
     for name in first[0] if first else ():
         a, b = (np.array([style[name] for style in styles], dtype=np.float64) for styles in (first, second))
         difference = (a - b) / (a + b + 1)
         if np.ptp(difference) > 0:
-            found[name] = (difference - difference.mean()) / difference.std()
-    return found
+            differences[name] = (difference - difference.mean()) / difference.std()
+    return differences
 
 
 def style_controlled_ratings(
@@ -189,17 +189,17 @@ def length_controlled_win_rate(
         )
     hard = None if difficulty is None else np.asarray(difficulty, dtype=np.float64)
     fit = _LengthFit.of(y, difference, hard)
-    found, effect = fit.rate(np.arange(y.size))
+    rate, effect = fit.rate(np.arange(y.size))
     rng = np.random.default_rng(seed)
     draws = [fit.rate(rng.integers(0, y.size, y.size))[0] for _ in range(num_resamples)]
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    room = (1 - raw.value if found > raw.value else raw.value) / 4
+    room = (1 - raw.value if rate > raw.value else raw.value) / 4
     return LengthControlled(
-        rate=Estimate(value=found, low=float(low), high=float(high), n=y.size, confidence=confidence),
+        rate=Estimate(value=rate, low=float(low), high=float(high), n=y.size, confidence=confidence),
         raw=raw,
         length_effect=effect,
         longer_frac=longer,
-        moved_far=abs(found - raw.value) > max(0.1, room),
+        moved_far=abs(rate - raw.value) > max(0.1, room),
     )
 
 
@@ -248,5 +248,5 @@ class _LengthFit:
 
     def rate(self, rows: Rows) -> tuple[float, float]:
         """At equal length, over the drawn prompts; and the effect of length."""
-        found = self.coefficients(rows)
-        return float(expit(self.features[rows][:, 1:] @ found[1:]).mean()), float(found[0])
+        coefficients = self.coefficients(rows)
+        return float(expit(self.features[rows][:, 1:] @ coefficients[1:]).mean()), float(coefficients[0])

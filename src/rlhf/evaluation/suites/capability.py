@@ -200,10 +200,10 @@ class CapabilityTester:
                     )
         shared = {suite.name: shared_units(before[suite.name], after[suite.name]) for suite in self.suites}
         rulings = self._rulings(before, after, again or {}, shared)
-        found = {}
+        comparisons = {}
         for suite in self.suites:
             old, new, both = before[suite.name], after[suite.name], shared[suite.name]
-            found[suite.name] = SuiteComparison(
+            comparisons[suite.name] = SuiteComparison(
                 suite=suite.name,
                 fingerprint=suite.fingerprint,
                 margin=suite.config.margin,
@@ -217,7 +217,7 @@ class CapabilityTester:
                 per_unit=both,
                 group_differences=new.group_differences(),
             )
-        return CapabilityReport(suites=found, decision=combined(rulings))
+        return CapabilityReport(suites=comparisons, decision=combined(rulings))
 
     def _rulings(
         self,
@@ -227,16 +227,16 @@ class CapabilityTester:
         shared: Mapping[str, Mapping[str, tuple[float, float]]],
     ) -> dict[str, Ruling]:
         """Of each suite; those that can't be compared are undecided and count as no test."""
-        found: dict[str, Ruling] = {}
+        undecided: dict[str, Ruling] = {}
         for suite in self.suites:
             name = suite.name
             if (why := obstacles(suite, before[name], after[name], again.get(name))) is not None:
-                found[name] = Ruling(decision=Decision.UNDECIDED, reason=why)
+                undecided[name] = Ruling(decision=Decision.UNDECIDED, reason=why)
             elif is_bounded(suite, shared[name]):
                 blind = no_room_to_lose([old for old, _ in shared[name].values()], suite.config.margin)
                 if blind is not None:
-                    found[name] = blind
-        tested = [suite for suite in self.suites if suite.name not in found]
+                    undecided[name] = blind
+        tested = [suite for suite in self.suites if suite.name not in undecided]
         differences = {suite.name: np.array([b - a for a, b in shared[suite.name].values()]) for suite in tested}
         margins = {suite.name: suite.config.margin for suite in tested}
         largest = {suite.name: 1.0 if is_bounded(suite, shared[suite.name]) else None for suite in tested}
@@ -245,7 +245,7 @@ class CapabilityTester:
             rulings[suite.name] = self._also_with_missing_as_worst(
                 rulings[suite.name], suite, before[suite.name], after[suite.name]
             )
-        return found | rulings
+        return undecided | rulings
 
     def _also_with_missing_as_worst(self, ruling: Ruling, suite: Suite, before: SuiteRun, after: SuiteRun) -> Ruling:
         """A pass holds only if it also does with the worst score for each completion of the model after that has none: what a model got worse

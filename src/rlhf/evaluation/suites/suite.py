@@ -106,18 +106,18 @@ def _rows(config: SuiteConfig, folder: Path | None) -> list[dict[str, Any]]:
 def _items(config: SuiteConfig, rows: Sequence[Mapping[str, Any]], where: str) -> list[Item]:
     if not rows:
         raise DataError(f"{where} ({config.name}) has no items; give at least one.")
-    found: dict[str, Item] = {}
+    by_name: dict[str, Item] = {}
     for number, row in enumerate(rows, 1):
         name = str(row.get("id", number))
         at = f"{where} ({config.name}), item {name}"
         prompt = row.get("prompt")
         if not (isinstance(prompt, str) and prompt.strip()) and not (isinstance(prompt, list) and prompt):
             raise DataError(f"{at}: `prompt` is {prompt!r}; give a text or a list of messages.")
-        if name in found:
+        if name in by_name:
             raise DataError(f"{at}: another item has the same id; give each its own.")
         columns = {key: value for key, value in row.items() if key not in SuiteConfig.RESERVED}
-        found[name] = Item(name, _asked(config, prompt), str(row.get("group", name)), columns)
-    return list(found.values())
+        by_name[name] = Item(name, _asked(config, prompt), str(row.get("group", name)), columns)
+    return list(by_name.values())
 
 
 def _asked(config: SuiteConfig, prompt: Any) -> Text:

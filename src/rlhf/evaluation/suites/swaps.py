@@ -40,9 +40,9 @@ class GroupDifference:
         first, second = self.groups
         if not self.difference.measured:
             return f"{first} against {second}: not measured ({self.difference.reason})."
-        found = "differ" if self.is_shown else "no difference shown"
+        outcome = "differ" if self.is_shown else "no difference shown"
         value, low, high = self.difference.value, self.difference.low, self.difference.high
-        return f"{first} against {second}: {found}, {value:+.3g} [{low:+.3g}, {high:+.3g}], p = {self.p_value:.2g}."
+        return f"{first} against {second}: {outcome}, {value:+.3g} [{low:+.3g}, {high:+.3g}], p = {self.p_value:.2g}."
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -107,7 +107,7 @@ def group_differences(
             cells.setdefault((units[item], groups[item]), []).append(math.fsum(known) / len(known))
     means = {cell: math.fsum(values) / len(values) for cell, values in cells.items()}
     names, templates = list(dict.fromkeys(groups.values())), list(dict.fromkeys(units.values()))
-    found: list[GroupDifference] = []
+    pairs: list[GroupDifference] = []
     for first, second in itertools.combinations(names, 2):
         both = [
             (means[unit, first], means[unit, second])
@@ -115,7 +115,7 @@ def group_differences(
             if (unit, first) in means and (unit, second) in means
         ]
         d = np.array([a - b for a, b in both])
-        found.append(
+        pairs.append(
             GroupDifference(
                 groups=(first, second),
                 means=(math.fsum(a for a, _ in both) / len(both), math.fsum(b for _, b in both) / len(both))
@@ -129,13 +129,13 @@ def group_differences(
                 p_value=sign_flip_test(d, seed=derive_seed(seed, "swaps", first, second)) if len(both) else math.nan,
             )
         )
-    tested = [place for place, each in enumerate(found) if not math.isnan(each.p_value)]
-    for place, adjusted in zip(tested, holm([found[place].p_value for place in tested]), strict=True):
-        each = found[place]
-        found[place] = GroupDifference(
+    tested = [place for place, each in enumerate(pairs) if not math.isnan(each.p_value)]
+    for place, adjusted in zip(tested, holm([pairs[place].p_value for place in tested]), strict=True):
+        each = pairs[place]
+        pairs[place] = GroupDifference(
             groups=each.groups, means=each.means, difference=each.difference, p_value=float(adjusted)
         )
-    return found
+    return pairs
 
 
 def _replaced(value: Any, words: Mapping[str, str]) -> Any:

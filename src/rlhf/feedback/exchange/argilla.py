@@ -134,14 +134,14 @@ def _slugs(dimensions: Sequence[str]) -> dict[str, str]:
     Raises:
         DataError: Two become the same.
     """
-    found = {
+    slugs = {
         dimension: re.sub(r"[^a-z0-9_-]+", "_", dimension.lower()).strip("_") or "dimension" for dimension in dimensions
     }
-    if len(set(found.values())) < len(found):
+    if len(set(slugs.values())) < len(slugs):
         raise DataError(
             f"As names of Argilla's questions {', '.join(map(repr, dimensions))} can't be told apart; rename one."
         )
-    return found
+    return slugs
 
 
 def _question(name: str, settings: Mapping[str, Any], *, title: str = "", required: bool = True) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def _answers(kind: TaskKind, value: Mapping[str, Any]) -> dict[str, Any]:
     if kind is TaskKind.RATING:
         slugs = _slugs(list(value["ratings"]))
         return {f"{slugs[d]}_{n}": rating for d, given in value["ratings"].items() for n, rating in enumerate(given, 1)}
-    (found,) = value.values()
-    label = next(label for label, known in LABELS[kind].items() if known == found and type(known) is type(found))
+    (answer,) = value.values()
+    label = next(label for label, known in LABELS[kind].items() if known == answer and type(known) is type(answer))
     return {QUESTION[kind]: label}
 
 
@@ -277,12 +277,12 @@ def _aside(value: Any, line: Line) -> dict[str, Any]:
     if not isinstance(value, str):
         return {}
     try:
-        found = json.loads(value)
+        kept = json.loads(value)
     except ValueError:
         raise line.bad(
             f"its metadata {NAME!r} is {describe(value)}, which is not the JSON that was exported."
         ) from None
-    return found if isinstance(found, dict) and "task" in found else {}
+    return kept if isinstance(kept, dict) and "task" in kept else {}
 
 
 def _plain(shown: Any, dialogue: Any) -> Any:
@@ -295,19 +295,19 @@ def _plain(shown: Any, dialogue: Any) -> Any:
 
 
 def _answer_fields(fields: Mapping[str, Any], line: Line, count: int | None) -> list[str]:
-    found = [
+    names = [
         name
         for name in fields
         if name.lower().rstrip("_-0123456789abcd") in ANSWER_FIELDS or name.lower() in ANSWER_FIELDS
     ]
-    found = sorted(found) if count is None else [f"completion_{n}" for n in range(1, count + 1)]
-    if missing := [name for name in found if name not in fields]:
+    names = sorted(names) if count is None else [f"completion_{n}" for n in range(1, count + 1)]
+    if missing := [name for name in names if name not in fields]:
         raise line.bad(f"the field {missing[0]!r} is missing; found {listed(fields)}.")
-    if not found:
+    if not names:
         raise line.bad(
             f"no completion among the fields {listed(fields)}; wanted names such as completion_1 or response_a."
         )
-    return found
+    return names
 
 
 def _their_task(

@@ -206,15 +206,15 @@ def checked(messages: Any, where: str, name: str) -> Messages:
     """
     if not isinstance(messages, list) or not messages:
         raise RowError(where, f"{name} is {describe(messages)}; wanted a list of messages.")
-    found = Cells({}, where, False).dialogue(messages, name)
-    for number, one in enumerate(found):
+    dialogue = Cells({}, where, False).dialogue(messages, name)
+    for number, one in enumerate(dialogue):
         for call in one.get("tool_calls") or ():
             function = call.get("function") if isinstance(call, Mapping) else None
             if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
                 raise RowError(
                     where, f"{name}[{number}].tool_calls holds {describe(call)}; wanted a function with a name."
                 )
-    return found
+    return dialogue
 
 
 def split_at_last_user(messages: Messages) -> tuple[Messages, Messages]:

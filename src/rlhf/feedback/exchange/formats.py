@@ -135,22 +135,24 @@ def read_as(name: str, *sources: str | Path, on_bad_row: OnBadRow = "error") -> 
         raise DataError(f"{name!r} has no reader of its own; its rows are read as {OURS!r}.")
     if STDIN in sources:
         raise DataError(f"Rows of the format {name!r} are read from a file; standard input takes only {OURS!r}.")
-    found = SourceItems()
+    converted = SourceItems()
     made: list[tuple[str, Item]] = []
     lines = (line for source in sources for line in lines_of(_file_of(source)))
-    for group in _groups(lines, known.key, found, on_bad_row):
+    for group in _groups(lines, known.key, converted, on_bad_row):
         try:
             with laid_out_as(f"a row of {name!r}", group[0].where):
                 made += [(group[0].where, check_item(item, group[0].where)) for item in known.read(group)]
         except DataError as err:
-            _left_out(err, group[0].where, found, on_bad_row)
-    found.items = merged(made)
-    if not found.items:
-        first = f" The first: {found.left_out[0].where}: {found.left_out[0].reason}" if found.left_out else ""
-        raise DataError(
-            f"{', '.join(map(str, sources))}: no row can be used as {name!r}; {counted(len(found.left_out), 'bad row')}.{first}"
+            _left_out(err, group[0].where, converted, on_bad_row)
+    converted.items = merged(made)
+    if not converted.items:
+        first = (
+            f" The first: {converted.left_out[0].where}: {converted.left_out[0].reason}" if converted.left_out else ""
         )
-    return found
+        raise DataError(
+            f"{', '.join(map(str, sources))}: no row can be used as {name!r}; {counted(len(converted.left_out), 'bad row')}.{first}"
+        )
+    return converted
 
 
 def _groups(
@@ -169,10 +171,10 @@ def _groups(
             yield list(group)
 
 
-def _left_out(err: DataError, where: str, found: SourceItems, on_bad_row: OnBadRow) -> None:
+def _left_out(err: DataError, where: str, converted: SourceItems, on_bad_row: OnBadRow) -> None:
     if on_bad_row == "error":
         raise err if isinstance(err, RowError) or str(err).startswith(where) else RowError(where, str(err))
-    found.left_out.append(
+    converted.left_out.append(
         BadRow(where, err.reason if isinstance(err, RowError) else str(err).removeprefix(f"{where}: "))
     )
 

@@ -173,8 +173,8 @@ def _regions(kind: TaskKind, value: Mapping[str, Any]) -> list[Region]:
                 (f"{dimension}_{place}", f"answer{place}", "rating", {"rating": rating})
                 for dimension, given in value["ratings"].items() for place, rating in enumerate(given, 1)
             ]  # fmt: skip
-    (found,) = value.values()
-    label = next(label for label, known in CHOICES[kind].items() if known == found and type(known) is type(found))
+    (answer,) = value.values()
+    label = next(label for label, known in CHOICES[kind].items() if known == answer and type(known) is type(answer))
     name, to = ("label", "answer1") if kind is TaskKind.BINARY else ("grade", "left")
     return [(name, to, "choices", {"choices": [label]})]
 
@@ -202,15 +202,15 @@ def _texts(data: Mapping[str, Any], line: Line) -> list[str]:
         return [str(one.get("body", "")) if isinstance(one, Mapping) else str(one) for one in data["items"]]
     if all(side in data for side in SIDES):
         return [str(data[side]) for side in SIDES]
-    found = sorted(name for name in data if ANSWER.match(name))
+    names = sorted(name for name in data if ANSWER.match(name))
     kept = data.get(NAME)
     if isinstance(kept, Mapping) and "task" in kept:  # behind them stand empty ones, which the configuration asked for
-        found = found[: len(kept["task"]["responses"])]
-    if not found:
+        names = names[: len(kept["task"]["responses"])]
+    if not names:
         raise line.bad(
             f"no answers in `data`, which has {listed(data)}; wanted answer1, answer2 ..., or left and right, or items."
         )
-    return [str(data[name]) for name in found]
+    return [str(data[name]) for name in names]
 
 
 def _their_task(line: Line, data: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> Task:
@@ -283,8 +283,8 @@ def _answer(task: Task, regions: Sequence[Mapping[str, Any]], line: Line) -> dic
             if label in CHOICES.get(task.kind, {}):
                 name = {TaskKind.PAIRWISE: "preference", TaskKind.BINARY: "label"}.get(task.kind, "grade")
                 return {name: CHOICES[task.kind][label]}
-    found = "; ".join(f"{region.get('type')}: {describe(region.get('value'))}" for region in regions) or "nothing"
-    raise line.bad(f"an annotation answers {found}, which says nothing of a task of kind {task.kind}.")
+    answer = "; ".join(f"{region.get('type')}: {describe(region.get('value'))}" for region in regions) or "nothing"
+    raise line.bad(f"an annotation answers {answer}, which says nothing of a task of kind {task.kind}.")
 
 
 def _ranks(task: Task, ranker: Any, line: Line) -> list[int]:

@@ -76,8 +76,8 @@ def from_labels(lines: Sequence[Line]) -> list[Item]:
 
 def _first(cells: dict[str, Any], columns: Sequence[str]) -> tuple[Any, str]:
     """The first of these columns that holds something, taken out with the others; None where none does."""
-    found = [(value, column) for column in columns if (value := cells.pop(column, None)) not in (None, "")]
-    return found[0] if found else (None, columns[0])
+    filled = [(value, column) for column in columns if (value := cells.pop(column, None)) not in (None, "")]
+    return filled[0] if filled else (None, columns[0])
 
 
 def _class_of(label: Any, column: str, line: Line) -> str:

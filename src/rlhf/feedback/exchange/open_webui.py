@@ -117,17 +117,17 @@ def _messages_of(chat: Mapping[str, Any], where: str) -> dict[str, Mapping[str, 
     """All messages by id: of the tree, or of the list that has only the branch that was open."""
     tree = object_at(object_at(chat, "history", where), "messages", where)
     listed = chat.get("messages")
-    found = dict(tree) if tree else {}
-    if not found and isinstance(listed, list):
+    by_id = dict(tree) if tree else {}
+    if not by_id and isinstance(listed, list):
         before = None
         for one in listed:
             message = {"parentId": before, **one}
-            found[str(message["id"])] = message
+            by_id[str(message["id"])] = message
             before = message["id"]
-    for one in found.values():
+    for one in by_id.values():
         if not isinstance(one, Mapping):
             raise RowError(where, f"a message of the chat is {describe(one)}; wanted an object.")
-    return found
+    return by_id
 
 
 class _Rated:

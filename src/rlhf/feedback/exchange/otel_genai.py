@@ -227,12 +227,12 @@ def _answer(messages: Messages, said: _Record) -> Answer:
 
 
 def _listed(value: Any, name: str, where: str) -> list[Mapping[str, Any]]:
-    found = from_json(value)
-    if found is None:
+    messages = from_json(value)
+    if messages is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
-        raise RowError(where, f"{name} is {describe(found)}; wanted a list of messages.")
-    return found
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
+        raise RowError(where, f"{name} is {describe(messages)}; wanted a list of messages.")
+    return messages
 
 
 def _turns(message: Mapping[str, Any], name: str, where: str) -> Messages:

@@ -99,7 +99,7 @@ def dashboard(request: Request, visitor: Whoever, desk: Annotated[Desk, Depends(
     """For people."""
     view = desk.view()
     return page(
-        request, visitor, "dashboard.html", view=view, found=view.findings, words=estimate_words,
+        request, visitor, "dashboard.html", view=view, findings=view.findings, words=estimate_words,
         alpha_words=alpha_words, leaning_words=leaning_words, percent=percent, declines=declines, snippet=snippet, judged=judged,
     )  # fmt: skip
 
@@ -138,8 +138,8 @@ def _look(store: PreferenceStore) -> View:
     findings = findings_of(store)
     shown = {item.task for question in findings.agreement for item in question.divided}
     judgments = store.judgments()
-    remarks = [found for found in reversed(judgments) if found.comment or found.flags][:MAX_REMARKS]
-    tasks = {found.task.id: found.task for found in judgments if found.task.id in shown}
+    remarks = [judgment for judgment in reversed(judgments) if judgment.comment or judgment.flags][:MAX_REMARKS]
+    tasks = {judgment.task.id: judgment.task for judgment in judgments if judgment.task.id in shown}
     return View(findings=findings, skipped=store.skipped(), remarks=remarks, tasks=tasks, at=datetime.now(UTC))
 
 

@@ -375,7 +375,7 @@ def _task_and_progress(store: PreferenceStore, annotator: str, assignment: Assig
 
 def _progress(store: PreferenceStore, annotator: str) -> dict[str, int]:
     """In numbers that grow alike with every judgment: one that stays behind would tell which task was a gold item."""
-    found = store.progress(annotator)
+    progress = store.progress(annotator)
     return {
-        "num_mine": found.num_mine, "num_done": found.num_done_with_gold, "num_wanted": found.num_wanted_with_gold,
+        "num_mine": progress.num_mine, "num_done": progress.num_done_with_gold, "num_wanted": progress.num_wanted_with_gold,
     }  # fmt: skip

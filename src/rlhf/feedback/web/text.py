@@ -154,11 +154,11 @@ def _keeping_indents(rule: Callable[[StateInline, bool], bool]) -> Callable[[Sta
 
     def kept(state: StateInline, silent: bool) -> bool:
         began = state.pos
-        found = rule(state, silent)
-        if found and not silent:
+        applies = rule(state, silent)
+        if applies and not silent:
             _, line_end, dropped = state.src[began : state.pos].rpartition("\n")
             state.pending += _indent(dropped) if line_end else ""
-        return found
+        return applies
 
     return kept
 

@@ -198,10 +198,10 @@ class DecodeKernels:
         """
         described = layer.described
         out = qkv.new_empty(len(qkv), described.heads * self.head_width)
-        attend, numbers, found = self._c.attend, qkv.data_ptr(), out.data_ptr()
+        attend, numbers, output = self._c.attend, qkv.data_ptr(), out.data_ptr()
         in_parts(
             lambda scores, first, last: attend(
-                byref(step.described), byref(described), numbers, found, scores, first, last
+                byref(step.described), byref(described), numbers, output, scores, first, last
             ),
             reached=range(described.kv_heads * step.num_rows + 1),
             least=UNITS_APIECE,

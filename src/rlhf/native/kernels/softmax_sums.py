@@ -113,15 +113,15 @@ def _library(half: bool) -> ctypes.CDLL:
 def _check(dtype: torch.dtype) -> None:
     """Compare the library with torch before its first use: compilers have faults."""
     logits = torch.randn(3, 77, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = _row_sums(logits, (True, True, True), torch.empty_like(logits))
+    sums = _row_sums(logits, (True, True, True), torch.empty_like(logits))
     wide = logits.double()
     probs = torch.softmax(wide, 1)
     expected = (wide.logsumexp(1), (probs * wide).sum(1), probs.square().sum(1), wide.sum(1))
-    assert found.probs is not None
+    assert sums.probs is not None
     gaps = torch.stack(
-        [(mine - true).abs().max() for mine, true in zip(found[1:5], expected, strict=True) if mine is not None]
+        [(mine - true).abs().max() for mine, true in zip(sums[1:5], expected, strict=True) if mine is not None]
     )
-    half_gap = (found.probs - probs).abs().max() / probs.max()
+    half_gap = (sums.probs - probs).abs().max() / probs.max()
     if not (gaps.max() <= ALLOWED_GAP and half_gap <= ALLOWED_HALF_GAP):
         raise TrainingError(
             f"The softmax in C, as the compiler of this machine made it, is off by {gaps.max():.2g} in its sums and {half_gap:.2g} in its "

@@ -97,8 +97,10 @@ def _machine() -> Iterator[Finding]:
     yield Finding("system", f"{platform.system()} {platform.release()} ({platform.machine()})")
     yield judge_python(sys.version_info[:2], least=LEAST_PYTHON)
     yield judge_cpu(probes.cpu_name(), probes.cpu_features())
-    found = probes.c_compiler()
-    yield judge_compiler(found, why=why_no_compiler() if found is None else "", asked=bool(os.environ.get("CC")))
+    compiler_name = probes.c_compiler()
+    yield judge_compiler(
+        compiler_name, why=why_no_compiler() if compiler_name is None else "", asked=bool(os.environ.get("CC"))
+    )
     yield judge_memory(limit=probes.memory_bytes(), available=probes.available_bytes())
     yield judge_swap(probes.swap_bytes())
     yield judge_open_files(probes.open_file_limit())
@@ -160,13 +162,13 @@ def compare_packages(required: list[str], installed: Callable[[str], str | None]
     wrong, other = {}, {}
     for line in required:
         requirement = Requirement(line)
-        found = installed(requirement.name)
-        if found is None:
+        version = installed(requirement.name)
+        if version is None:
             wrong[requirement.name] = f"is not installed (wanted {requirement.specifier})"
-        elif not requirement.specifier.contains(Version(found).public, prereleases=True):
-            wrong[requirement.name] = f"{found} does not fit {requirement.specifier}"
-        elif (pin := tested.get(requirement.name.lower())) is not None and Version(found).public != pin:
-            other[requirement.name] = f"{found} (tested with {pin})"
+        elif not requirement.specifier.contains(Version(version).public, prereleases=True):
+            wrong[requirement.name] = f"{version} does not fit {requirement.specifier}"
+        elif (pin := tested.get(requirement.name.lower())) is not None and Version(version).public != pin:
+            other[requirement.name] = f"{version} (tested with {pin})"
     return judge_packages(wrong, other, count=len(required))
 
 
@@ -194,15 +196,15 @@ def _torch() -> Iterator[Finding]:
         quota=quota,
         omp=os.environ.get("OMP_NUM_THREADS"),
     )
-    found = torch.cuda.is_available()
+    has_cuda = torch.cuda.is_available()
     properties = [
-        torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if found else 0)
+        torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if has_cuda else 0)
     ]
     yield judge_gpus(
         [f"{gpu.name} with {bytes_text(gpu.total_memory)}" for gpu in properties],
         driver_seen=probes.has_nvidia(),
         torch_build=torch.version.cuda,
-        bf16=torch.cuda.is_bf16_supported() if found else None,
+        bf16=torch.cuda.is_bf16_supported() if has_cuda else None,
     )
     yield judge_device(describe_device(resolve_device(AUTO)), gpus=len(properties))
 

@@ -35,31 +35,31 @@ def cpu_name() -> str:
 def cpu_features() -> tuple[str, ...]:
     """Those of FEATURES that the CPU has."""
     line = next((line for line in _lines(Path("/proc/cpuinfo")) if line.startswith(("flags", "Features"))), "")
-    found = set(line.partition(":")[2].split())
-    return tuple(name for name in FEATURES if name in found)
+    flags = set(line.partition(":")[2].split())
+    return tuple(name for name in FEATURES if name in flags)
 
 
 def c_compiler() -> str | None:
     """Its command, and the first line of its version text; None if there is none."""
-    found = compiler()
-    if found is None:
+    command = compiler()
+    if command is None:
         return None
     said: list[str] = []
     with contextlib.suppress(ConfigError):  # reported by the trial
-        said = compiler_version(found).splitlines()
-    return shlex.join(found) + (f" ({said[0]})" if said else "")
+        said = compiler_version(command).splitlines()
+    return shlex.join(command) + (f" ({said[0]})" if said else "")
 
 
 def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
     """Cores' worth of time that the control group allows; None where it limits nothing."""
-    found = []
+    quotas = []
     for folder in _groups(root, own, "cpu"):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
         if not period:
             quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_bytes(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -97,15 +97,15 @@ def nearest_folder(path: Path) -> Path:
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str | None:
     """Type of the file system of a path: ext4, nfs4, tmpfs ...; None if unknown."""
     where = nearest_folder(path)
-    best, found = -1, None
+    best, kind = -1, None
     for line in _lines(Path("/proc/mounts")) if mounts is None else mounts:
         parts = line.split()
         if len(parts) < 3:
             continue
         point = Path(parts[1].replace("\\040", " "))
         if (where == point or point in where.parents) and len(point.parts) >= best:
-            best, found = len(point.parts), parts[2]
-    return found
+            best, kind = len(point.parts), parts[2]
+    return kind
 
 
 def can_lock(folder: Path) -> bool | None:
@@ -179,7 +179,7 @@ def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 def _groups(root: Path, own: Path, controller: str) -> list[Path]:
     """Folders of the control groups that this process is in, whose limits all hold; of version 2 and of version 1."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in _lines(own):
         _, _, rest = line.partition(":")
         names, _, inside = rest.partition(":")
@@ -189,22 +189,22 @@ def _groups(root: Path, own: Path, controller: str) -> list[Path]:
         folder = base / inside.strip("/")
         # Inside a container the group's own folder is often mounted as the root, and its outer path is not there.
         while True:
-            found.append(folder)
+            folders.append(folder)
             if folder == base or base not in folder.parents:
                 break
             folder = folder.parent
-    return found
+    return folders
 
 
 def _meminfo() -> dict[str, int]:
     """/proc/meminfo in bytes."""
-    found = {}
+    memory = {}
     for line in _lines(Path("/proc/meminfo")):
         name, _, rest = line.partition(":")
         number = rest.split()[0] if rest.split() else ""
         if number.isdigit():
-            found[name] = int(number) * 1024
-    return found
+            memory[name] = int(number) * 1024
+    return memory
 
 
 def _text(path: Path) -> str:

@@ -101,11 +101,11 @@ def sampled_difference(policy: PolicyModel) -> float:
                 f"Decoding in C gives other logits than the model ({dtype}): leave engine.compiled out, or name another compiler in $CC."
             )
     sampling = SamplingConfig(max_new_tokens=SAMPLED_TOKENS)
-    found = LocalEngine(policy, compiled=True).generate(
+    sampled = LocalEngine(policy, compiled=True).generate(
         prompts, num_samples=2, sampling=sampling, seed=0, rollout_index=0
     )
-    batch = pack([Group(p.ids, [Branch(c.tokens) for c in own]) for p, own in zip(prompts, found, strict=True)])
-    said = torch.tensor([number for own in found for completion in own for number in completion.logprobs])
+    batch = pack([Group(p.ids, [Branch(c.tokens) for c in own]) for p, own in zip(prompts, sampled, strict=True)])
+    said = torch.tensor([number for own in sampled for completion in own for number in completion.logprobs])
     with torch.no_grad():
         return float((said - policy.logprobs(batch.to(policy.device)).cpu()).abs().max())
 

@@ -106,8 +106,8 @@ def alarm_kinds(run: RunRecord) -> str:
 
 def _view(stage: StageRecord, alarm: Mapping[str, Any]) -> AlarmView:
     samples = alarm.get("samples")
-    found = [each for each in samples if isinstance(each, Mapping)] if isinstance(samples, list) else []
-    witnesses = [_witness(each) for each in found[:MAX_SAMPLES]]
+    shown = [each for each in samples if isinstance(each, Mapping)] if isinstance(samples, list) else []
+    witnesses = [_witness(each) for each in shown[:MAX_SAMPLES]]
     guard = str(alarm.get("guard") or "")
     return AlarmView(
         stage=stage.name,
@@ -128,8 +128,8 @@ def _called(guard: str) -> str:
 
 def _step(alarm: Mapping[str, Any]) -> int | None:
     """The step at which it was raised; an alarm that restored a checkpoint is logged at the step from which it continued."""
-    found = number(alarm.get("raised_at"), number(alarm.get("step")))
-    return None if found is None else int(found)
+    step = number(alarm.get("raised_at"), number(alarm.get("step")))
+    return None if step is None else int(step)
 
 
 def _done(alarm: Mapping[str, Any]) -> str:
@@ -160,9 +160,9 @@ def _witness(sample: Mapping[str, Any]) -> Witness:
 
 def _fact(name: str, value: Any) -> str:
     """A formatted number, or another fact about a sample; empty if there is nothing to show."""
-    found = number(value)
+    measured = number(value)
     if name in NUMBERS:
-        return f"{name}: not a number" if found is None else NUMBERS[name](found)
+        return f"{name}: not a number" if measured is None else NUMBERS[name](measured)
     if isinstance(value, str | int | float) and value != "":
         return f"{name}: {_short(str(value), 80)}"
     return ""

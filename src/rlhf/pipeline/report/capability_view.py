@@ -21,17 +21,17 @@ TITLES = {
 
 def capabilities_view(stage: StageRecord) -> dict[str, Any]:
     """Decision, one row for each suite, the forest plot, and items that training data holds."""
-    found = mapping(stage.capabilities)
-    decision = _decision(found.get("decision"))
-    rows = [_row(name, mapping(suite)) for name, suite in mapping(found.get("suites")).items()]
-    contamination = mapping(found.get("contamination"))
+    record = mapping(stage.capabilities)
+    decision = _decision(record.get("decision"))
+    rows = [_row(name, mapping(suite)) for name, suite in mapping(record.get("suites")).items()]
+    contamination = mapping(record.get("contamination"))
     return {
         "stage": stage,
-        "settings": mapping(found.get("settings")),
+        "settings": mapping(record.get("settings")),
         "tone": TONES[decision],
         "heading": TITLES[decision],
         "rows": rows,
-        "panels": _panels(mapping(found.get("suites"))),
+        "panels": _panels(mapping(record.get("suites"))),
         "contaminated": [(name, mapping(each)) for name, each in mapping(contamination.get("suites")).items()],
         "unread": contamination.get("unread") or [],
     }
@@ -54,11 +54,11 @@ def _row(name: str, suite: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pair(found: Mapping[str, Any]) -> dict[str, Any]:
-    p_value = number(found.get("p_value"))
+def _pair(record: Mapping[str, Any]) -> dict[str, Any]:
+    p_value = number(record.get("p_value"))
     return {
-        "groups": [str(group) for group in found.get("groups") or []],
-        "difference": mapping(found.get("difference")),
+        "groups": [str(group) for group in record.get("groups") or []],
+        "difference": mapping(record.get("difference")),
         "p_value": p_value,
         "is_shown": p_value is not None and p_value < 0.05,
     }

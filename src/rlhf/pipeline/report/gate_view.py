@@ -20,17 +20,17 @@ NOT_COMPARED = "no_champion"
 
 def gate_view(stage: StageRecord) -> dict[str, Any]:
     """Decision, and one row for each requirement."""
-    found = mapping(stage.gate)
-    decision = _decision(found.get("decision"))
-    champion = mapping(found.get("champion"))
+    record = mapping(stage.gate)
+    decision = _decision(record.get("decision"))
+    champion = mapping(record.get("champion"))
     return {
         "stage": stage,
         "tone": TONES[decision],
-        "candidate": str(mapping(found.get("candidate")).get("name") or "the candidate"),
+        "candidate": str(mapping(record.get("candidate")).get("name") or "the candidate"),
         "heading": TITLES[decision],
         "champion": f"{champion.get('alias')}, version {champion.get('version')}" if champion else "",
-        "alias": str(found.get("alias") or ""),
-        "rows": [_row(str(name), mapping(ruling)) for name, ruling in mapping(found.get("rulings")).items()],
+        "alias": str(record.get("alias") or ""),
+        "rows": [_row(str(name), mapping(ruling)) for name, ruling in mapping(record.get("rulings")).items()],
     }
 
 
@@ -38,9 +38,9 @@ def registry_views(stages: Iterable[StageRecord]) -> list[dict[str, Any]]:
     """Of each registry and alias the newest history that a gate left, oldest line first."""
     newest: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for stage in stages:
-        found = mapping(stage.releases)
-        key = str(found.get("folder") or ""), str(found.get("alias") or "")
-        events = [mapping(event) for event in found.get("history") or []]
+        record = mapping(stage.releases)
+        key = str(record.get("folder") or ""), str(record.get("alias") or "")
+        events = [mapping(event) for event in record.get("history") or []]
         if len(events) >= len(newest.get(key, [])) and events:
             newest[key] = events
     return [{"folder": folder, "alias": alias, "events": events} for (folder, alias), events in newest.items()]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf.formatting import mapping, number
-from rlhf.pipeline.kinds import EVALUATION
 from rlhf.pipeline.report.run_data import RunRecord, StageRecord
 
 PROXY = "reward model (the proxy)"
@@ -23,23 +22,23 @@ def judges_view(stage: StageRecord) -> dict[str, Any]:
     return {"stage": stage, "judges": [_row(stage, each) for each in judge_rewards(stage)]}
 
 
-def _row(stage: StageRecord, found: Mapping[str, Any]) -> dict[str, Any]:
-    asked, unread = number(found.get("questions")) or 0, number(found.get("unparsed")) or 0
-    name = str(found.get("name") or "judge")
+def _row(stage: StageRecord, record: Mapping[str, Any]) -> dict[str, Any]:
+    asked, unread = number(record.get("questions")) or 0, number(record.get("unparsed")) or 0
+    name = str(record.get("name") or "judge")
     criteria = [
         {"name": criterion, "weight": weight, "ends": _ends(stage, f"reward/{name}/{criterion}")}
-        for criterion, weight in mapping(found.get("criteria")).items()
+        for criterion, weight in mapping(record.get("criteria")).items()
     ]
     return {
-        "judge": str(found.get("judge") or "unknown"),
-        "mode": str(found.get("mode") or "unknown"),
+        "judge": str(record.get("judge") or "unknown"),
+        "mode": str(record.get("mode") or "unknown"),
         "questions": int(asked),
-        "max_requests": number(found.get("max_requests")),
-        "cost": number(found.get("cost")),
-        "certificate_problem": found.get("certificate_problem") or "",
+        "max_requests": number(record.get("max_requests")),
+        "cost": number(record.get("cost")),
+        "certificate_problem": record.get("certificate_problem") or "",
         "unparsed_frac": unread / asked if asked else None,
         "criteria": criteria,
-        "certified": not found.get("certificate_problem"),
+        "certified": not record.get("certificate_problem"),
     }
 
 

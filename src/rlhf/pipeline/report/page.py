@@ -87,7 +87,7 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
 
 def environment(*, strict: bool = False) -> jinja2.Environment:
     """What renders the templates; ``strict`` raises where one uses an undefined variable."""
-    found = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         bytecode_cache=kept_templates(),
         autoescape=True,
@@ -95,8 +95,8 @@ def environment(*, strict: bool = False) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= FILTERS
-    return found
+    jinja.filters |= FILTERS
+    return jinja
 
 
 def _section(templates: jinja2.Environment, section: Section, run: RunRecord, *, strict: bool) -> Markup:
@@ -121,10 +121,10 @@ def _headline(run: RunRecord, *, strict: bool) -> Headline:
 
 
 def _result(run: RunRecord) -> dict[str, Any]:
-    found = headline(run)
+    top = headline(run)
     return {
-        "headline": found,
-        "outcomes": [outcome_view(*both) for both in found.verdicts],
+        "headline": top,
+        "outcomes": [outcome_view(*both) for both in top.verdicts],
         "qualities": [(_names(stages), mapping(quality)) for stages, quality in run.reward_models],
         "in_training": run.accuracy_in_training,
         "num_alarms": sum(len(stage.alarms) for stage in run.stages.values()),
@@ -146,7 +146,7 @@ def _samples(run: RunRecord) -> dict[str, Any]:
 
 
 def _hacking(run: RunRecord) -> dict[str, Any]:
-    without = [(stage, mapping(found.get("missing")).get("curve")) for stage, found in run.evaluations]
+    without = [(stage, mapping(evaluation.get("missing")).get("curve")) for stage, evaluation in run.evaluations]
     return {
         "hackings": [hacking_view(*judged, proxy=proxy_called(run, judged[0])) for judged in run.judged],
         "not_judged": [(stage.name, why) for stage, why in without if why],
@@ -154,7 +154,7 @@ def _hacking(run: RunRecord) -> dict[str, Any]:
 
 
 def _reward(run: RunRecord) -> dict[str, Any]:
-    reasons = (mapping(found.get("missing")).get("reward_model") for _, found in run.evaluations)
+    reasons = (mapping(evaluation.get("missing")).get("reward_model") for _, evaluation in run.evaluations)
     return {
         "rewards": reward_views(run),
         "in_training": run.accuracy_in_training,
@@ -168,15 +168,15 @@ def _judges(run: RunRecord) -> dict[str, Any]:
 
 
 def _solving(run: RunRecord) -> dict[str, Any]:
-    return {"solvings": [solving_view(*found) for found in run.parts("solving")]}
+    return {"solvings": [solving_view(*part) for part in run.parts("solving")]}
 
 
 def _search(run: RunRecord) -> dict[str, Any]:
-    return {"searches": [search_view(*found) for found in run.parts("search")]}
+    return {"searches": [search_view(*part) for part in run.parts("search")]}
 
 
 def _metrics(run: RunRecord) -> dict[str, Any]:
-    return {"measurements": [metrics_view(*found) for found in run.parts("metrics")]}
+    return {"measurements": [metrics_view(*part) for part in run.parts("metrics")]}
 
 
 def _capabilities(run: RunRecord) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def _process(run: RunRecord) -> dict[str, Any]:
 
 
 def _profiles(run: RunRecord) -> dict[str, Any]:
-    found = [(stage, stage.profile) for stage in run.stages.values() if stage.profile is not None]
-    return {"profiles": [(stage, profile, mapping(profile.get("activities"))) for stage, profile in found]}
+    profiles = [(stage, stage.profile) for stage in run.stages.values() if stage.profile is not None]
+    return {"profiles": [(stage, profile, mapping(profile.get("activities"))) for stage, profile in profiles]}
 
 
 def _alarms(run: RunRecord) -> dict[str, Any]:

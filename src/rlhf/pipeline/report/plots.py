@@ -296,9 +296,7 @@ _plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", d
 def reuse_plots(page: Path) -> Iterator[None]:
     """Context in which plots are reused from an earlier page made with the same data, code and matplotlib version."""
     text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
-    token = _plots.set(
-        {found[1]: found[0] for found in re.finditer(r'<svg data-plot="(\w+)" .*?</svg>', text, re.DOTALL)}
-    )
+    token = _plots.set({plot[1]: plot[0] for plot in re.finditer(r'<svg data-plot="(\w+)" .*?</svg>', text, re.DOTALL)})
     try:
         yield
     finally:

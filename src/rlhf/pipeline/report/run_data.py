@@ -105,25 +105,25 @@ class RunRecord:
     @property
     def reward_models(self) -> list[tuple[list[StageRecord], Mapping[str, Any]]]:
         """Every measurement of a reward model, with the stages that made it; equal ones of several stages are listed once."""
-        found: list[tuple[list[StageRecord], Mapping[str, Any]]] = []
+        models: list[tuple[list[StageRecord], Mapping[str, Any]]] = []
         for stage, evaluation in self._parted("reward_model"):
-            same = next((stages for stages, quality in found if quality == evaluation["reward_model"]), None)
+            same = next((stages for stages, quality in models if quality == evaluation["reward_model"]), None)
             if same is None:
-                found.append(([stage], evaluation["reward_model"]))
+                models.append(([stage], evaluation["reward_model"]))
             else:
                 same.append(stage)
-        return found
+        return models
 
     @property
     def accuracy_in_training(self) -> tuple[StageRecord, float] | None:
         """The accuracy on held-out rows with which the last training of a reward model ended, with its stage."""
-        found = [
+        accuracies = [
             (s, curve[max(curve)])
             for s in self.stages.values()
             if s.kind == REWARD_MODEL
             and (curve := s.curves.get("eval/accuracy"))  # preference stages have one of the policy
         ]
-        return found[-1] if found else None
+        return accuracies[-1] if accuracies else None
 
     @property
     def judged(self) -> list[tuple[StageRecord, Mapping[str, Any]]]:
@@ -171,11 +171,11 @@ def read_run(folder: Path | str) -> RunRecord:
         elif run.running:
             record.status = "running"
     for path in sorted(folder.glob("*/evaluation.json")):
-        found = _read_object(run, str(path.relative_to(folder)), "")
-        _stage(run, path.parent.name).evaluation = found or None
+        document = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).evaluation = document or None
     for path in sorted(folder.glob("*/capabilities.json")):
-        found = _read_object(run, str(path.relative_to(folder)), "")
-        _stage(run, path.parent.name).capabilities = found or None
+        document = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).capabilities = document or None
     for path in sorted(folder.glob("*/gate.json")):
         gated = _stage(run, path.parent.name)
         gated.gate = _read_object(run, str(path.relative_to(folder)), "") or None
@@ -183,11 +183,11 @@ def read_run(folder: Path | str) -> RunRecord:
         if history.is_file():
             gated.releases = _read_object(run, str(history.relative_to(folder)), "") or None
     for path in sorted(folder.glob("*/judge_rewards.json")):
-        found = _read_object(run, str(path.relative_to(folder)), "")
-        _stage(run, path.parent.name).judge_rewards = found or None
+        document = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).judge_rewards = document or None
     for path in sorted(folder.glob("*/profile.json")):
-        found = _read_object(run, str(path.relative_to(folder)), "")
-        _stage(run, path.parent.name).profile = found or None
+        document = _read_object(run, str(path.relative_to(folder)), "")
+        _stage(run, path.parent.name).profile = document or None
     for record, _ in run.evaluations:
         record.seen = recorded_leakage(folder / record.name) or _leakage_by_names(recipe, record.name)
     return run
@@ -204,10 +204,10 @@ def _leakage_by_names(recipe: Mapping[str, Any], name: str) -> Leakage | None:
 def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
     try:
         text = (run.folder / "recipe.yaml").read_text(encoding="utf-8")
-        found = parse_yaml(text, "recipe.yaml", quick=True)
-        if isinstance(found, Mapping):
+        recipe = parse_yaml(text, "recipe.yaml", quick=True)
+        if isinstance(recipe, Mapping):
             run.recipe = text
-            return found
+            return recipe
         run.missing["recipe.yaml"] = "it does not contain a recipe"
     except FileNotFoundError:
         run.missing["recipe.yaml"] = "there is no such file, so what was asked for is not known"
@@ -218,17 +218,17 @@ def _read_recipe(run: RunRecord) -> Mapping[str, Any]:
 
 def _read_object(run: RunRecord, name: str, consequence: str) -> Mapping[str, Any]:
     try:
-        found = json.loads((run.folder / name).read_text(encoding="utf-8"))
+        record = json.loads((run.folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         run.missing[name] = f"there is no such file: {consequence}"
         return {}
     except (OSError, ValueError) as err:
         run.missing[name] = f"it can't be read ({type(err).__name__}: {err})"
         return {}
-    if not isinstance(found, dict):
-        run.missing[name] = f"it holds a {type(found).__name__}, not an object"
+    if not isinstance(record, dict):
+        run.missing[name] = f"it holds a {type(record).__name__}, not an object"
         return {}
-    return found
+    return record
 
 
 def _read_events(run: RunRecord) -> None:
@@ -281,8 +281,8 @@ def _take_event(stage: StageRecord, event: Mapping[str, Any], keys: dict[str, An
     elif kind in ("metrics", "eval"):
         step = int(event["step"])
         for name, value in event["metrics"].items():
-            if (found := number(value)) is not None:
-                stage.curves.setdefault(name, {})[step] = found
+            if (y := number(value)) is not None:
+                stage.curves.setdefault(name, {})[step] = y
     elif kind == "alarm":
         stage.alarms.append(event)
     elif kind == "note":
@@ -312,5 +312,5 @@ def sorted_points(curve: Mapping[int, float], *, limit: int = 300) -> tuple[list
 
 def mean(values: Iterable[float]) -> float:
     """Of at least one value."""
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

@@ -159,13 +159,13 @@ def stage_curves(stage: StageRecord) -> StageCurves:
         drawn: list[str] = []
         for number_of_line, (label, pattern) in enumerate(spec.lines.items()):
             wanted = TWO if number_of_line or label == "held out" else ONE
-            found = [name for name in curves_of(stage, pattern) if name not in used]
-            used.update(found)
-            drawn += found
-            for name in found:
+            matching = [name for name in curves_of(stage, pattern) if name not in used]
+            used.update(matching)
+            drawn += matching
+            for name in matching:
                 x, y = sorted_points(stage.curves[name])
                 low, high = (_along(stage.curves.get(end), x) for end in BANDS.get(name, ("", "")))
-                whose = f"{label}, {name.partition('/')[0]}" if len(found) > 1 else label
+                whose = f"{label}, {name.partition('/')[0]}" if len(matching) > 1 else label
                 taken = {each.color for each in series}
                 color = next((free for free in (wanted, ONE, TWO, THREE) if free not in taken), wanted)
                 series.append(Series(whose, x, y, color, low, high))
@@ -236,12 +236,12 @@ def hacking_view(
         note += f", {stage.seen.about_judge}"
         note += ": it can't distinguish gaming from improvement" if stage.seen.judge else ""
     points = [mapping(point) for point in evaluation["curve"]]
-    found = mapping(evaluation.get("hacking"))
+    hacking = mapping(evaluation.get("hacking"))
     gold = _series(points, "step", "gold", "judge (the truth)", TWO, band=True)
     reward = _series(points, "step", "proxy", called, ONE)
     both = [series for series in (reward, gold) if series is not None]
-    peak = number(found.get("peak_step"))
-    fell = found.get("verdict") in GAMED
+    peak = number(hacking.get("peak_step"))
+    fell = hacking.get("verdict") in GAMED
     panels = []
     if both:
         marks = {"judge's best": peak} if peak is not None and fell else None
@@ -272,24 +272,24 @@ def hacking_view(
     tone = {"reward_hacking": "bad", "collapse": "bad", "none": "unknown" if doubted else "good"}
     return {
         "stage": stage,
-        "tone": tone.get(str(found.get("verdict")), "unknown"),
-        "sentence": hacking_sentence(found, doubted=doubted),
+        "tone": tone.get(str(hacking.get("verdict")), "unknown"),
+        "sentence": hacking_sentence(hacking, doubted=doubted),
         "panels": panels,
         "rollouts": len(points),
         "judge_note": note,
     }
 
 
-def _fitted_gold(found: Mapping[str, Any]) -> tuple[list[Series], dict[str, float] | None, str]:
+def _fitted_gold(fit: Mapping[str, Any]) -> tuple[list[Series], dict[str, float] | None, str]:
     """The curve through the judge's scores, the mark of its peak, and a sentence."""
     needed = ("start", "alpha", "beta", "min_kl", "max_kl")
-    if any(number(found.get(name)) is None for name in needed):
+    if any(number(fit.get(name)) is None for name in needed):
         return [], None, ""
     from rlhf.evaluation.gold_over_kl import (
         GoldOverKL,  # here: it imports scipy, which a page without such a curve does not need
     )
 
-    numbers = {each.name: number(found.get(each.name)) for each in fields(GoldOverKL)}
+    numbers = {each.name: number(fit.get(each.name)) for each in fields(GoldOverKL)}
     curve = GoldOverKL(**{name: math.nan if value is None else value for name, value in numbers.items()})
     step = (curve.max_kl - curve.min_kl) / (CURVE_POINTS - 1)
     xs = [curve.min_kl + step * i for i in range(CURVE_POINTS)]
@@ -320,9 +320,9 @@ def metrics_view(stage: StageRecord, part: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of a policy, of its baseline where there was one, and of groups of prompts."""
     settings = mapping(part.get("settings"))
     groups = [
-        {"metric": name, "group": group, **mapping(found)}
+        {"metric": name, "group": group, **mapping(interval)}
         for name, of in mapping(part.get("groups")).items()
-        for group, found in mapping(of).items()
+        for group, interval in mapping(of).items()
     ]
     return {
         "stage": stage,

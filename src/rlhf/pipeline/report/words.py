@@ -31,13 +31,13 @@ class Headline:
 
 def headline(run: RunRecord) -> Headline:
     """The main result: judges that nobody measured, the verdict on each evaluation, and which stages failed."""
-    found = _result(run)
+    top = _result(run)
     by_problem: dict[str, list[str]] = {}
     for stage in run.stages.values():
         for problem in stage.uncertified:
             by_problem.setdefault(problem, []).append(stage.name)
-    found.sentences[:0] = [f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in by_problem.items()]
-    return found
+    top.sentences[:0] = [f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in by_problem.items()]
+    return top
 
 
 def _result(run: RunRecord) -> Headline:
@@ -54,12 +54,12 @@ def _result(run: RunRecord) -> Headline:
     verdicts = [(stage, stage.verdict) for stage, _ in run.evaluations]
     if len(verdicts) == 1:
         ((_, only),) = verdicts
-        found = Headline(only.tone, only.title, [*trouble, *only.sentences], verdicts)
+        top = Headline(only.tone, only.title, [*trouble, *only.sentences], verdicts)
     else:
-        found = Headline(_tone_of_all(verdicts), _title_of_all(verdicts), trouble, verdicts)
-    if failed and found.tone == Tone.GOOD:
-        found.tone = Tone.MIXED
-    return found
+        top = Headline(_tone_of_all(verdicts), _title_of_all(verdicts), trouble, verdicts)
+    if failed and top.tone == Tone.GOOD:
+        top.tone = Tone.MIXED
+    return top
 
 
 def _tone_of_all(verdicts: Sequence[tuple[StageRecord, Verdict]]) -> Tone:
@@ -115,8 +115,8 @@ def _without_evaluation(run: RunRecord, trouble: list[str]) -> Headline:
 def moment(value: Any) -> str:
     """Epoch seconds or an ISO time."""
     try:
-        if (found := number(value)) is not None:
-            return datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if (seconds := number(value)) is not None:
+            return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return datetime.fromisoformat(str(value)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError, OSError):
         return ""

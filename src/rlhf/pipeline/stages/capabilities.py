@@ -57,10 +57,10 @@ def run_capabilities(stage: CapabilitiesStage, at: StageContext) -> StageOutcome
             "contamination": contamination,
         },
     )
-    for name, found in (contamination or {}).get("suites", {}).items():
-        first = found["items"][0]
+    for name, overlap in (contamination or {}).get("suites", {}).items():
+        first = overlap["items"][0]
         at.log.alarm(
-            f"{found['num_items']} of {found['of']} items of the suite {name} are in what the policy learned from (item {first['item']}: "
+            f"{overlap['num_items']} of {overlap['of']} items of the suite {name} are in what the policy learned from (item {first['item']}: "
             f"{first['place']}): its score says little about new questions."
         )
     for name, each in report.suites.items():
@@ -83,21 +83,21 @@ def find_contamination(stage: CapabilitiesStage, suites: list[Suite], at: StageC
         overlaps = find_overlaps(texts, rows)
     except RLHFError as err:
         unread.append(str(err))
-    found: dict[str, Any] = {}
+    by_suite: dict[str, Any] = {}
     for overlap in overlaps:
         name, _, item = overlap.item.partition("\0")
-        own = found.setdefault(name, {"num_items": 0, "of": 0, "items": []})
+        own = by_suite.setdefault(name, {"num_items": 0, "of": 0, "items": []})
         own["num_items"] += 1
         if len(own["items"]) < MIN_SHOWN:
             own["items"].append({"item": item, "place": overlap.source, "words": overlap.words})
     for suite in suites:
-        if suite.name in found:
-            found[suite.name]["of"] = len(suite.items)
+        if suite.name in by_suite:
+            by_suite[suite.name]["of"] = len(suite.items)
     short: dict[str, list[str]] = {}
     for name, _, item in (each.partition("\0") for each in too_short(texts)):
         short.setdefault(name, []).append(item)
     unread += [_named_short(name, ids) for name, ids in short.items()]
-    return {"suites": found, "unread": list(dict.fromkeys(unread)), "too_short": short}
+    return {"suites": by_suite, "unread": list(dict.fromkeys(unread)), "too_short": short}
 
 
 def _named_short(suite: str, ids: list[str]) -> str:
@@ -124,9 +124,9 @@ def headline(report: CapabilityReport) -> str:
 
 def summary(report: CapabilityReport) -> dict[str, Any]:
     """Flat numbers for ``summary.json``."""
-    found: dict[str, Any] = {"decision": str(report.decision)}
+    figures: dict[str, Any] = {"decision": str(report.decision)}
     for name, each in report.suites.items():
         estimates = {"before": each.before, "after": each.after, "gain": each.gain}
-        found |= {f"{name}_{part}": finite_or_none(estimate.value) for part, estimate in estimates.items()}
-        found |= {f"{name}_decision": str(each.ruling.decision)}
-    return found
+        figures |= {f"{name}_{part}": finite_or_none(estimate.value) for part, estimate in estimates.items()}
+        figures |= {f"{name}_decision": str(each.ruling.decision)}
+    return figures

@@ -134,7 +134,7 @@ def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str
         }
     names = (called(stage.candidate.path), f"{stage.alias} {current.name if current is not None else ''}".strip())
     measured = measure_contenders(stage, at, Contenders(candidate, champion, names), folder)
-    found = decide(stage.require, measured, confidence=stage.confidence)
+    decision = decide(stage.require, measured, confidence=stage.confidence)
     return {
         "schema": SCHEMA,
         "id": secrets.token_hex(8),  # the same decision made again is another decision
@@ -150,7 +150,7 @@ def _decided(stage: GateStage, at: StageContext, registry: Registry) -> dict[str
         "champion": about,
         "registry": str(registry.folder),
         "alias": stage.alias,
-        **found.to_dict(),
+        **decision.to_dict(),
         "confidence": stage.confidence,
         "requirements": [each.model_dump(mode="json") for each in stage.require],
         "settings": stage.model_dump(mode="json", exclude={"require", "candidate"}),

@@ -70,11 +70,11 @@ def measure_contenders(stage: GateStage, at: StageContext, contenders: Contender
     for each in stage.require:
         if isinstance(each, NoAlarm):
             made_in = folder.parent if each.stage is None else Path(at.path(each.stage)).parent
-            found = stage_alarms(made_in)
-            if isinstance(found, str):
-                missing[f"alarms {each.stage or ''}".strip()] = f"{made_in}: {found}"
+            alarms = stage_alarms(made_in)
+            if isinstance(alarms, str):
+                missing[f"alarms {each.stage or ''}".strip()] = f"{made_in}: {alarms}"
             else:
-                stages[each.stage or ""] = found
+                stages[each.stage or ""] = alarms
     return Measurements(
         has_champion=contenders.champion is not None, metrics=metrics, suites=suites, stages=stages, missing=missing
     )
@@ -114,18 +114,18 @@ def watching(stage: Any, logged: Collection[str]) -> list[str]:
     def seen(metric: str) -> bool:
         return any(name == metric or name.endswith(f"/{metric}") for name in logged)
 
-    found = []
+    names = []
     guards, hacking = getattr(stage, "guards", None), getattr(stage, "hacking", None)
     if guards is not None:
         for name in guards.of_each():
             looks_at = [metric for metric, _ in WATCHES.get(name, ())]
             if guards.action_of(name) != "off" and (any(map(seen, looks_at)) if looks_at else bool(logged)):
-                found.append(name)
+                names.append(name)
     if hacking is not None:
-        found += [
+        names += [
             name for name in hacking.of_each() if hacking.action_of(name) != "off" and seen(DETECTORS[name].metric)
         ]
-    return found
+    return names
 
 
 def _metrics(stage: GateStage, at: StageContext, contenders: Contenders) -> dict[str, MetricMeasurement]:
@@ -166,9 +166,9 @@ def _metrics(stage: GateStage, at: StageContext, contenders: Contenders) -> dict
             if stage.repeat:
                 own = {name: metric for name, metric in metrics.items() if metric.of_baseline}
                 again = measure(replace(inputs.baseline, seed=seed + 1), own)
-        found = measure(inputs, metrics)
+        evaluation = measure(inputs, metrics)
     judged_with = _measured_with(stage, prompts)
-    return {name: _measurement(name, found, again, judged_with) for name in wanted}
+    return {name: _measurement(name, evaluation, again, judged_with) for name in wanted}
 
 
 def _measurement(
@@ -220,20 +220,20 @@ def _measured_with(stage: GateStage, prompts: Sequence[Prompt]) -> str:
 
 
 def _suites(stage: GateStage, at: StageContext, contenders: Contenders) -> dict[str, SuiteMeasurement]:
-    found: dict[str, SuiteMeasurement] = {}
+    measured: dict[str, SuiteMeasurement] = {}
     for each in stage.require:
         if each.compares and contenders.champion is None:
             continue
         for source in each.suites_read():
             suite = load_suite(resolved_suite(source, at))
             name = source if isinstance(source, str) else suite.name
-            if name not in found:
+            if name not in measured:
                 with (
                     at.naming("require", RewardError, what="The scorer is"),
                     at.log.progress(at.name, len(suite.items)) as bar,
                 ):
-                    found[name] = _ask(stage, suite, contenders, bar.advance)
-    return found
+                    measured[name] = _ask(stage, suite, contenders, bar.advance)
+    return measured
 
 
 def _ask(stage: GateStage, suite: Suite, contenders: Contenders, progress: Any) -> SuiteMeasurement:

@@ -78,13 +78,13 @@ def _questions(row: PreferenceRow | PreferenceSample, stage: JudgeRowsStage) -> 
         return []
     ended = tuple(row.columns.get(f"{name}_ended", True) is not False for name in names)
     pair = Pair(prompt=row.prompt, first=better, second=worse, ended=(ended[0], ended[1]), columns=row.columns)
-    found = [
+    questions = [
         _Question(f"{row.id}#ab", row.where, pair, "C" if tie else "A", {"chosen": "A", "rejected": "B"}),
         _Question(f"{row.id}#ba", row.where, pair.swapped(), "C" if tie else "B", {"chosen": "B", "rejected": "A"}),
     ]
     if stage.orders == "both":
-        return found
-    return [random.Random(derive_seed(seed_of(stage.seed), "judge rows", row.id)).choice(found)]
+        return questions
+    return [random.Random(derive_seed(seed_of(stage.seed), "judge rows", row.id)).choice(questions)]
 
 
 def _thoughts(questions: Sequence[_Question], stage: JudgeRowsStage) -> list[str]:
@@ -102,12 +102,12 @@ def _thoughts(questions: Sequence[_Question], stage: JudgeRowsStage) -> list[str
         verdicts=[each.verdict for each in questions],
         **columns,
     )
-    found = list(said)
-    if len(found) != len(questions) or not all(isinstance(text, str) for text in found):
+    thoughts = list(said)
+    if len(thoughts) != len(questions) or not all(isinstance(text, str) for text in thoughts):
         raise DataError(
-            f"{stage.rationale} returned {len(found)} rationales for {len(questions)} questions; it must return a text for each."
+            f"{stage.rationale} returned {len(thoughts)} rationales for {len(questions)} questions; it must return a text for each."
         )
-    return found
+    return thoughts
 
 
 def _of_column(each: _Question, column: str) -> str:

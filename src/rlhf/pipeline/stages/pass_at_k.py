@@ -23,11 +23,11 @@ def run_pass_at_k(stage: PassAtKStage, at: StageContext) -> StageOutcome:
     judge = open_judge(stage.judge, at)
     whose = at.naming("judge", RewardError, what="The judge is")
     with whose, at.log.progress(at.name, len(prompts) * asks) as bar:
-        found = evaluate_solving(
+        solving = evaluate_solving(
             policy, prompts, judge,
             baseline=baseline, num_samples=stage.num_samples, ks=stage.ks, solved_at=stage.solved_at, greedy=stage.greedy,
             sampling=stage.sampling, seed=seed, progress=bar.advance,
         )  # fmt: skip
     tell_cuts(judge, at)
-    found.write(at.folder / "evaluation.json")
-    return StageOutcome(found.headline(), found.summary())
+    solving.write(at.folder / "evaluation.json")
+    return StageOutcome(solving.headline(), solving.summary())

@@ -63,9 +63,9 @@ def run_preferences(stage: PreferencesStage, at: StageContext) -> StageOutcome:
                     seed=seed_of(stage.seed),
                     rollout_index=0,
                 )
-                found = _rows(batch, samples, annotate, stage, noise=noise)
-                rows += found
-                bar.advance(by=len(found))
+                labeled = _rows(batch, samples, annotate, stage, noise=noise)
+                rows += labeled
+                bar.advance(by=len(labeled))
         if len(rows) < count:
             rest = (
                 "the others were ties" if stage.rows == "preference" else "the annotator gave no verdict on the others"

@@ -38,20 +38,20 @@ def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
         rows, held_out = open_datasets(stage, at, StepwiseDataset, StreamingStepwiseDataset, model, options)
     choose_path(model, rows, at)
     result, metrics = train(stage, at, model, rows, held_out)
-    found = "nothing held out"
+    accuracy = "nothing held out"
     if held_out is not None and stage.loss == "pairs":
-        found = f"held-out accuracy {metrics['eval/accuracy']:.3f}"
+        accuracy = f"held-out accuracy {metrics['eval/accuracy']:.3f}"
     elif held_out is not None:
         quality = judge_steps(model, held_out, seed=seed)
         write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "process_reward_model": quality.to_dict()})
         metrics |= {"eval/first_wrong": quality.first_wrong.value, "eval/sound": quality.sound.value}
         metrics |= {"eval/f1": quality.f1.value, "eval/f1_low": quality.f1.low, "eval/f1_high": quality.f1.high}
-        found = (
+        accuracy = (
             f"first wrong step {_words(quality.first_wrong)}, sound {_words(quality.sound)}, F1 {_words(quality.f1)}"
         )
     save_model(model, stage, at, metrics)
     noun = "pair" if stage.loss == "pairs" else "solution"
-    return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {found}", metrics)
+    return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
 
 
 def judge_steps(model: ProcessRewardModel, solutions: StepwiseDataset, *, seed: int) -> ProcessQuality:

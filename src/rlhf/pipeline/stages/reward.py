@@ -62,16 +62,20 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         if pairs := pairs_of(held_out):
             quality = judge_reward_model(model, pairs, seed=seed)
             write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
-            found = quality.accuracy
-            metrics |= {"eval/accuracy": found.value, "eval/accuracy_low": found.low, "eval/accuracy_high": found.high}
-            accuracy = f"held-out accuracy {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-            if found.low <= 0.5:
+            interval = quality.accuracy
+            metrics |= {
+                "eval/accuracy": interval.value,
+                "eval/accuracy_low": interval.low,
+                "eval/accuracy_high": interval.high,
+            }
+            accuracy = f"held-out accuracy {interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+            if interval.low <= 0.5:
                 at.log.alarm(
-                    f"{at.log.stage}: the reward model is right on {percentage(found.value)} of "
+                    f"{at.log.stage}: the reward model is right on {percentage(interval.value)} of "
                     f"{counted(len(pairs), 'held-out pair')}, between "
-                    f"{percentage(found.low)} and {percentage(found.high)}: no better than a coin, as far as these pairs tell. It took "
+                    f"{percentage(interval.low)} and {percentage(interval.high)}: no better than a coin, as far as these pairs tell. It took "
                     f"{counted(result.steps, 'step')} on {num_rows(rows, noun)}. {_remedy(stage, model)} before a policy learns from it.",
-                    step=result.steps, guard="reward_accuracy", metric="eval/accuracy", value=found.value, limit=0.5, action="warn",
+                    step=result.steps, guard="reward_accuracy", metric="eval/accuracy", value=interval.value, limit=0.5, action="warn",
                 )  # fmt: skip
     save_model(model, stage, at, metrics)
     return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {accuracy}", metrics)
@@ -92,15 +96,15 @@ def pairs_of(groups: Sequence[Group]) -> Sequence[Group]:
 
     Completions that were judged one by one have none.
     """
-    found: list[Group] = []
+    pairs: list[Group] = []
     for group in groups:
         ranks = group.columns.get("ranks")
         if ranks is None:
-            found += [group] if len(group.branches) == 2 and not group.columns.get("tied") else []
+            pairs += [group] if len(group.branches) == 2 and not group.columns.get("tied") else []
             continue
         for first, second in itertools.combinations(range(len(ranks)), 2):
             best, worst = (first, second) if ranks[first] < ranks[second] else (second, first)
             if ranks[best] < ranks[worst]:
                 columns = {**group.columns, "id": f"{group.columns.get('id')}#{best}-{worst}"}
-                found.append(Group(group.prefix, [group.branches[best], group.branches[worst]], columns))
-    return found
+                pairs.append(Group(group.prefix, [group.branches[best], group.branches[worst]], columns))
+    return pairs

@@ -141,7 +141,7 @@ def _write(rows: Sequence[dict[str, Any]], asked: int, stage: StepLabelsStage, a
     if stage.outcomes:
         write_jsonl(at.folder / "outcome.jsonl", [_outcome(row, stage, at) for row in rows])
     num_steps = sum(len(row["labels"]) for row in rows)
-    found: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "num_solutions": len(rows),
         "num_steps": num_steps,
         "right_steps_frac": sum(sum(row["labels"]) for row in rows) / num_steps,
@@ -149,12 +149,12 @@ def _write(rows: Sequence[dict[str, Any]], asked: int, stage: StepLabelsStage, a
         "left_out": asked - len(rows),
     }
     if stage.outcomes:
-        found["good_frac"] = sum(row["label"] for row in rows) / len(rows)
+        counts["good_frac"] = sum(row["label"] for row in rows) / len(rows)
     left_out = f" ({asked - len(rows):,} of {asked:,} left out)" if asked > len(rows) else ""
     return StageOutcome(
-        f"{counted(len(rows), 'solution')}{left_out}, {counted(num_steps, 'step')}, {percentage(found['right_steps_frac'])} of them "
-        f"right; {percentage(found['sound_frac'])} of the solutions without a wrong step",
-        found,
+        f"{counted(len(rows), 'solution')}{left_out}, {counted(num_steps, 'step')}, {percentage(counts['right_steps_frac'])} of them "
+        f"right; {percentage(counts['sound_frac'])} of the solutions without a wrong step",
+        counts,
     )
 
 

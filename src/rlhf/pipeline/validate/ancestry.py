@@ -118,10 +118,10 @@ class Made:
         recorded, _, digest = self.parents.get(place, "").rpartition("@")
         if match := STAGE.match(text):
             maker = self.surroundings.stage(match["name"], digest)
-            found = maker.folder / (match["file"] or "model") if isinstance(maker, Made) and maker.folder else None
+            folder = maker.folder / (match["file"] or "model") if isinstance(maker, Made) and maker.folder else None
             content = self.contents.get(place, "")
             return Source(
-                text, found if found is not None and _holds(found, content) else None, content, maker, match["file"]
+                text, folder if folder is not None and _holds(folder, content) else None, content, maker, match["file"]
             )
         path = Path(recorded or text).expanduser()
         if self.folder is None or self.surroundings.is_recipe:
@@ -225,7 +225,7 @@ class Surroundings:
             return ()
         try:
             sources = json.loads(file.read_text(encoding="utf-8"))["sources"]
-            found = [
+            members = [
                 (
                     str(source["folder"]),
                     Weights(
@@ -238,7 +238,7 @@ class Surroundings:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
             raise ModelError(f"{file} is damaged: {err!r}. Average the models again.") from None
         parts = []
-        for folder, weights in found:
+        for folder, weights in members:
             is_there = os.path.isdir(folder) and weights.is_same(_weights_in(Path(folder)))
             parts.append(self.model(folder) if is_there else Root(folder, weights=weights))
         return tuple(parts)
@@ -261,8 +261,8 @@ class Surroundings:
         from rlhf.pipeline.lineage import attempts
 
         assert self.run is not None  # a record lies in a run
-        found = next((folder for folder, artifact in attempts(self.run, name) if artifact.key == key), None)
-        made = self._record(found) if found is not None else None
+        recorded = next((folder for folder, artifact in attempts(self.run, name) if artifact.key == key), None)
+        made = self._record(recorded) if recorded is not None else None
         return made or Root(f"stage {name} of {self.run}")
 
     def _record(self, folder: Path) -> Made | None:
@@ -299,8 +299,8 @@ def ancestors(model: Made | Root) -> Iterator[Made | Root]:
 
 def models_of(spec: RewardBase | JudgeBase, place: str, owner: Made) -> list[Made | Root]:
     """The models that a reward or a judge uses, and those that one of them is the average of."""
-    found = [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
-    return [one for model in found for one in (model, *(model.parts if isinstance(model, Root) else ()))]
+    models = [owner.behind(source, f"{place}.{inner}") for inner, source in spec.models_asked()]
+    return [one for model in models for one in (model, *(model.parts if isinstance(model, Root) else ()))]
 
 
 def is_trained_against(made: Made, judge: RewardBase | JudgeBase, asked: Made) -> bool:
@@ -326,13 +326,13 @@ def is_trained_against(made: Made, judge: RewardBase | JudgeBase, asked: Made) -
 
 def _verdicts(spec: RewardBase | JudgeBase, place: str, owner: Made) -> dict[str, object]:
     """What decides a judge's verdicts; a function by its content where that is recorded, as paths differ between runs."""
-    found: dict[str, object] = spec.model_dump(exclude=NOT_OF_A_VERDICT)
+    settings: dict[str, object] = spec.model_dump(exclude=NOT_OF_A_VERDICT)
     for inner, text, names in named_things(spec):
         if names is Names.FUNCTION and text.partition(":")[0].endswith(".py"):
             content = _content(Path(text.rpartition(":")[0])) or owner.parents.get(".".join((place, *inner)), "")
             if content:
-                found[".".join(inner)] = f"{content.rpartition('@')[2]}:{text.rpartition(':')[2]}"
-    return found
+                settings[".".join(inner)] = f"{content.rpartition('@')[2]}:{text.rpartition(':')[2]}"
+    return settings
 
 
 def _recorded_weights(files: Mapping[str, str], sizes: Mapping[str, int]) -> Weights:

@@ -108,8 +108,8 @@ def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool
     if unseen:
         review.leave(f"files, models and rewards of {', '.join(unseen)} ({FIX})")
     _look(review)
-    found = _validation(review, source)
-    return replace(found, num_stages=num_stages)
+    validation = _validation(review, source)
+    return replace(validation, num_stages=num_stages)
 
 
 def _stage_names(tree: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:

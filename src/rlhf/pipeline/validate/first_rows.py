@@ -14,7 +14,7 @@ from rlhf.data.verifiable import is_verifiable
 from rlhf.errors import DataError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.review import Review
-from rlhf.pipeline.validate.row_cache import RowsFound, read_once, why_unread
+from rlhf.pipeline.validate.row_cache import FirstRows, read_once, why_unread
 
 SHOWN = 3
 """Bad rows that a complaint names."""
@@ -26,15 +26,15 @@ def check_first_rows(review: Review) -> None:
     """Read the first rows of every stage's existing inputs, as many as ``read_once`` reads."""
     for _, stage in review.each_stage():
         for rows in rows_inputs(stage):
-            found = read_once(review, rows)
-            if found is None:
+            first_rows = read_once(review, rows)
+            if first_rows is None:
                 _complain(review, rows)
                 continue
-            _check_bad_rows(review, rows, found)
+            _check_bad_rows(review, rows, first_rows)
             if isinstance(stage, RewardStage):
-                _check_judgments(review, stage, rows, found)
+                _check_judgments(review, stage, rows, first_rows)
             if rows.key == "prompts":
-                _check_references(review, stage, found)
+                _check_references(review, stage, first_rows)
 
 
 def _complain(review: Review, rows: RowsInput) -> None:
@@ -46,26 +46,26 @@ def _complain(review: Review, rows: RowsInput) -> None:
             raise err
 
 
-def _check_bad_rows(review: Review, rows: RowsInput, rows_found: RowsFound) -> None:
-    bad = rows_found.bad_rows
+def _check_bad_rows(review: Review, rows: RowsInput, first_rows: FirstRows) -> None:
+    bad = first_rows.bad_rows
     if not bad:
         return
     first = "; ".join(f"{row.where}: {row.reason.rstrip('.')}" for row in bad[:SHOWN])
     more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
-    text = f"{len(bad):,} of {rows_found.among} {'is' if len(bad) == 1 else 'are'} bad: {first}{more}."
+    text = f"{len(bad):,} of {first_rows.among} {'is' if len(bad) == 1 else 'are'} bad: {first}{more}."
     if rows.skips_bad_rows:
-        if len(bad) > MANY * (len(bad) + len(rows_found.rows)):
+        if len(bad) > MANY * (len(bad) + len(first_rows.rows)):
             review.warn(rows.key, f"{text} They will be skipped.", DataError)
         return
     way_out = ", or set on_bad_row: skip" if rows.can_skip else ""
     review.error(rows.key, f"{text} Fix them{way_out}; `rlhf data check` lists all of them.", DataError)
 
 
-def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found: RowsFound) -> None:
+def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, first_rows: FirstRows) -> None:
     """What the loss needs of each judgment in addition to the texts."""
     if stage.margin == "column":
-        _check_margins(review, rows, found)
-    judged = [row for row in found.rows if getattr(row, "preference", None) is not Preference.TIE]
+        _check_margins(review, rows, first_rows)
+    judged = [row for row in first_rows.rows if getattr(row, "preference", None) is not Preference.TIE]
     wanted = (
         [("use_label_probability", "label_probability", "a number from 0.5 to 1")]
         if stage.use_label_probability
@@ -78,18 +78,18 @@ def _check_judgments(review: Review, stage: RewardStage, rows: RowsInput, found:
             renamed = column == "label_probability" and OLD_LABEL_PROBABILITY in lacking[0].columns
             review.error(
                 key,
-                f"It needs {what} in the column `{column}`, and {len(lacking):,} of {found.among} have none, such as "
+                f"It needs {what} in the column `{column}`, and {len(lacking):,} of {first_rows.among} have none, such as "
                 f"{lacking[0].where}{f': {RENAMED_LABEL_PROBABILITY}' if renamed else ''}.",
                 DataError,
             )
 
 
-def _check_margins(review: Review, rows: RowsInput, found: RowsFound) -> None:
-    lacking = [row for row in found.rows if isinstance(m := row.columns.get("margin"), bool | str) or m is None]
+def _check_margins(review: Review, rows: RowsInput, first_rows: FirstRows) -> None:
+    lacking = [row for row in first_rows.rows if isinstance(m := row.columns.get("margin"), bool | str) or m is None]
     if lacking and rows.key == "data":
         review.error(
             "margin",
-            f"It needs a number in the column `margin`, and {len(lacking):,} of {found.among} have none, such as "
+            f"It needs a number in the column `margin`, and {len(lacking):,} of {first_rows.among} have none, such as "
             f"{lacking[0].where}.",
             DataError,
         )
@@ -105,15 +105,15 @@ def _lacks(columns: Mapping[str, Any], reference: str) -> bool:
         return True
 
 
-def _check_references(review: Review, stage: Stage, found: RowsFound) -> None:
+def _check_references(review: Review, stage: Stage, first_rows: FirstRows) -> None:
     """Whether prompts have the columns that verifiers compare completions with."""
     for key, spec in rewards_of(stage):
         column = getattr(spec, "column", None)
-        if column is None or not found.rows:
+        if column is None or not first_rows.rows:
             continue
-        lacking = [row for row in found.rows if _lacks(prompt_of(row).columns, column)]
-        if len(lacking) == len(found.rows):
-            known = sorted({name for row in found.rows for name in prompt_of(row).columns})
+        lacking = [row for row in first_rows.rows if _lacks(prompt_of(row).columns, column)]
+        if len(lacking) == len(first_rows.rows):
+            known = sorted({name for row in first_rows.rows for name in prompt_of(row).columns})
             review.error(
                 f"{key}.column",
                 f"No row has the column {column!r}, which holds the reference (they have {', '.join(known) or 'no other columns'})."
@@ -123,7 +123,7 @@ def _check_references(review: Review, stage: Stage, found: RowsFound) -> None:
         elif lacking:
             review.warn(
                 f"{key}.column",
-                f"{len(lacking):,} of {found.among} have no column {column!r}, such as {lacking[0].where}; their completions will have no "
+                f"{len(lacking):,} of {first_rows.among} have no column {column!r}, such as {lacking[0].where}; their completions will have no "
                 "score. Null says that the reward does not apply to a row.",
                 RewardError,
             )

@@ -81,19 +81,19 @@ def check_functions(review: Review) -> None:
             if review.is_wrong(key):
                 continue  # reported with its file
             with review.at(key, otherwise=ConfigError):
-                found = _look_once(review, name)
+                parameters = _look_once(review, name)
                 if isinstance(stage, PreferencesStage) and key == "annotator":
-                    _check_annotator(review, key, name, found)
+                    _check_annotator(review, key, name, parameters)
                 elif isinstance(stage, StepLabelsStage) and key == "labeler":
-                    _check_labeler(review, stage, found)
+                    _check_labeler(review, stage, parameters)
                 elif key in specs:
-                    _check_reward(review, stage, key, specs[key], found)
+                    _check_reward(review, stage, key, specs[key], parameters)
                 elif isinstance(stage, PolicyStage) and key.startswith(ENVIRONMENT):
                     if isinstance(stage.environment, PythonEnvironmentConfig):
-                        _check_environment(review, stage.environment, found)
-                elif found.required and any(name in rows.sources for rows in rows_inputs(stage)):
+                        _check_environment(review, stage.environment, parameters)
+                elif parameters.required and any(name in rows.sources for rows in rows_inputs(stage)):
                     review.error(
-                        key, f"{name} is called without arguments, and needs {found.required[0]!r}.", ConfigError
+                        key, f"{name} is called without arguments, and needs {parameters.required[0]!r}.", ConfigError
                     )
         if isinstance(stage, PolicyStage) and stage.environment is not None:
             _try_environment(review, stage)
@@ -164,10 +164,10 @@ def _look_once(review: Review, function: str) -> Parameters:
             review.shared[place] = (_look_at_ours if function.startswith("rlhf.") else look_at)(function)
         except ConfigError as err:
             review.shared[place] = err
-    found = review.shared[place]
-    if isinstance(found, ConfigError):
-        raise found
-    result: Parameters = found
+    parameters = review.shared[place]
+    if isinstance(parameters, ConfigError):
+        raise parameters
+    result: Parameters = parameters
     return result
 
 
@@ -214,26 +214,26 @@ def _check_reward(review: Review, stage: Stage, key: str, spec: FunctionRewardCo
         )
 
 
-def _check_environment(review: Review, settings: PythonEnvironmentConfig, found: Parameters) -> None:
+def _check_environment(review: Review, settings: PythonEnvironmentConfig, parameters: Parameters) -> None:
     """It accepts exactly its arguments, and has the methods ``reset`` and ``step``."""
-    if found.lacks:
+    if parameters.lacks:
         review.error(
             ENVIRONMENT,
-            f"The class {settings.source} has no {' and no '.join(found.lacks)}; an environment has reset(prompt) and step(text), "
+            f"The class {settings.source} has no {' and no '.join(parameters.lacks)}; an environment has reset(prompt) and step(text), "
             "see docs/environments.md.",
         )
         return
-    unknown = sorted(settings.arguments.keys() - found.names)
-    if unknown and not found.takes_any:
+    unknown = sorted(settings.arguments.keys() - parameters.names)
+    if unknown and not parameters.takes_any:
         review.error("environment.arguments", f"{settings.source} takes no argument {unknown[0]!r}.")
-    missing = [name for name in found.required if name not in settings.arguments]
+    missing = [name for name in parameters.required if name not in settings.arguments]
     if missing:
         review.error("environment.arguments", f"{settings.source} needs {', '.join(missing)}; give it in `arguments`.")
 
 
-def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> None:
-    lacking = [word for word in GIVEN_TO_ANNOTATORS if word not in found.names]
-    if lacking and not found.takes_any:
+def _check_annotator(review: Review, key: str, name: str, parameters: Parameters) -> None:
+    lacking = [word for word in GIVEN_TO_ANNOTATORS if word not in parameters.names]
+    if lacking and not parameters.takes_any:
         review.error(
             key,
             f"{name} has no parameter {', '.join(lacking)}; an annotator is called as annotate(prompts, completions, *, ended, "
@@ -241,15 +241,15 @@ def _check_annotator(review: Review, key: str, name: str, found: Parameters) -> 
         )
 
 
-def _check_labeler(review: Review, stage: StepLabelsStage, found: Parameters) -> None:
-    lacking = [word for word in GIVEN_TO_LABELERS if word not in found.names]
-    if lacking and not found.takes_any:
+def _check_labeler(review: Review, stage: StepLabelsStage, parameters: Parameters) -> None:
+    lacking = [word for word in GIVEN_TO_LABELERS if word not in parameters.names]
+    if lacking and not parameters.takes_any:
         review.error(
             "labeler",
             f"{stage.labeler} has no parameter {', '.join(lacking)}; a labeler is called as labeler(prompts, completions, *, "
             "seed).",
         )
-    unknown = sorted(stage.arguments.keys() - found.names)
-    if unknown and not found.takes_any:
-        known = sorted(found.names - {*GIVEN_TO_LABELERS})
+    unknown = sorted(stage.arguments.keys() - parameters.names)
+    if unknown and not parameters.takes_any:
+        known = sorted(parameters.names - {*GIVEN_TO_LABELERS})
         review.error("arguments", f"{stage.labeler} has no parameter {unknown[0]!r}.{did_you_mean(unknown[0], known)}")

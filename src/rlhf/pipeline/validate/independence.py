@@ -105,12 +105,12 @@ def find_leakage(
         policy = _models(asked, "policy", evaluation.policy.path)
         before = getattr(evaluation, "baseline", None)
         baseline = _models(asked, "baseline", before.path if before is not None else None)
-    found = Leakage()
+    leakage = Leakage()
     judges: list[Made | Root] = []
     judge = evaluation.judge or getattr(evaluation, "pairwise_judge", None)
     if not isinstance(evaluation, PassAtKStage | SearchCompareStage) and judge is not None:
         judges = models_of(judge, "judge", asked)
-        found = _seen_judge(asked, judge, judges, policy)
+        leakage = _seen_judge(asked, judge, judges, policy)
     about = (count or by_name)(asked, policy, baseline)
     origins = [model for first in judges for model in ancestors(first)]
     unknown = [
@@ -119,7 +119,7 @@ def find_leakage(
         if isinstance(model, Root) and not model.is_known
     ]
     return replace(
-        found,
+        leakage,
         prompts=about.stages,
         num_prompts=about.total,
         num_trained=about.trained,
@@ -198,10 +198,10 @@ def leakage_in_recipe(recipe: Mapping[str, Any], name: str) -> Leakage | None:
             stages[str(other)] = stage_adapter().validate_python({"seed": 0, **settings})
         except (ValidationError, TypeError):
             continue  # of another version; its content is unknown
-    found = stages.get(name)
-    if not isinstance(found, EvaluateStage) or len(stages) != len(written or {}):
+    stage = stages.get(name)
+    if not isinstance(stage, EvaluateStage) or len(stages) != len(written or {}):
         return None
-    return find_leakage(stages, found, reads_records=False)
+    return find_leakage(stages, stage, reads_records=False)
 
 
 def _models(asked: Made, place: str, path: str | None) -> list[Made | Root]:

@@ -80,10 +80,10 @@ def local_folder(name: str, revision: str | None = None, file: str = "config.jso
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, file, revision=revision)
+        cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError:
         raise ModelError(f"{name!r} is neither a folder here nor a name that the hub could have.") from None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def find_in_source(function: str) -> None:
@@ -225,9 +225,9 @@ def _check_folder(review: Review, key: str, config: ModelConfig) -> ModelFacts |
         if config.allow_pickle and folder.is_dir() and not any(folder.glob("**/*.safetensors")):
             review.leave(f"the size of {config.path}, whose weights are pickles")
             return None
-        found = _read_once(review, folder)
-        if found is not None:
-            return found
+        facts = _read_once(review, folder)
+        if facts is not None:
+            return facts
         read_model_folder(folder)
     return None
 

@@ -79,11 +79,11 @@ def written_key(stage: Stage, key: str) -> str:
 def reward_models(stage: Stage) -> list[tuple[str, str]]:
     """Key and source of every reward model that a stage loads."""
     written = {key for key, _ in judging_models(stage)}
-    found = [(f"{key}.{inner}", source) for key, spec in rewards_of(stage) for inner, source in spec.models_asked()]
-    found = [(key, source) for key, source in found if key not in written]
+    models = [(f"{key}.{inner}", source) for key, spec in rewards_of(stage) for inner, source in spec.models_asked()]
+    models = [(key, source) for key, source in models if key not in written]
     if getattr(stage, "reward_model", None) is not None:
-        found.append(("reward_model", stage.reward_model))
-    return found
+        models.append(("reward_model", stage.reward_model))
+    return models
 
 
 def judging_models(stage: Stage) -> list[tuple[str, ModelConfig]]:

@@ -52,4 +52,3 @@ def _check_keys(review: Review, place: str, spec: JudgeRewardConfig) -> None:
                 f"{place}.judge.api_key_variable",
                 f"The environment variable {variable}, which holds the key of the judge, is not set; export it before the run.",
             )
-

@@ -22,7 +22,7 @@ from rlhf.models.sources import EMBEDDED
 from rlhf.pipeline.validate.input_paths import facts_of, local_folder
 from rlhf.pipeline.validate.inputs import is_of_stage, policies, root_model, rows_inputs
 from rlhf.pipeline.validate.review import Review
-from rlhf.pipeline.validate.row_cache import RowsFound, read_once
+from rlhf.pipeline.validate.row_cache import FirstRows, read_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,9 +85,9 @@ def check_models(review: Review) -> None:
         _check_room(review, stage)
 
 
-def check_lengths(review: Review, stage: Stage, rows: RowsInput, rows_found: RowsFound) -> None:
+def check_lengths(review: Review, stage: Stage, rows: RowsInput, first_rows: FirstRows) -> None:
     """What will be dropped, cut or refused; and the context of the model."""
-    lengths = _lengths(review, stage, rows, rows_found)
+    lengths = _lengths(review, stage, rows, first_rows)
     if lengths is None or not lengths.items:
         return
     limits = [
@@ -160,8 +160,8 @@ def _check_room(review: Review, stage: Stage) -> None:
         )
         return
     for rows in rows_inputs(stage):
-        found = read_once(review, rows) if rows.wanted == "grpo" else None
-        lengths = _lengths(review, stage, rows, found) if found is not None else None
+        first_rows = read_once(review, rows) if rows.wanted == "grpo" else None
+        lengths = _lengths(review, stage, rows, first_rows) if first_rows is not None else None
         if lengths is None or not lengths.items:
             if most is not None and most + new > facts.context and rows.wanted == "grpo":
                 review.warn(
@@ -180,7 +180,7 @@ def _check_room(review: Review, stage: Stage) -> None:
             )
 
 
-def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) -> Lengths | None:
+def _lengths(review: Review, stage: Stage, rows: RowsInput, first_rows: FirstRows) -> Lengths | None:
     """A sample of rows tokenized without any limit; None without a model or its tokenizer. Complains about what fails."""
     models = policies(stage)
     if not models:
@@ -204,7 +204,7 @@ def _lengths(review: Review, stage: Stage, rows: RowsInput, found: RowsFound) ->
     tokenizer = tokenizer_of(review, key, config)
     if tokenizer is None or tokenizer.eos_token_id is None:
         return None
-    sample = found.rows[:: max(1, math.ceil(len(found.rows) / SAMPLE))]
+    sample = first_rows.rows[:: max(1, math.ceil(len(first_rows.rows) / SAMPLE))]
     if tokenizer.chat_template is None and (dialogue := next(filter(_is_dialogue, sample), None)) is not None:
         review.error(
             f"{key}.chat_template",
@@ -256,8 +256,8 @@ def tokenizer_of(review: Review, key: str, config: ModelConfig) -> PreTrainedTok
             loaded = load_tokenizer(ModelConfig(path=str(folder), chat_template=template))
             _settle_end(review, key, loaded, facts_of(review, config))
             review.shared[place] = loaded
-    found: PreTrainedTokenizerBase | None = review.shared[place]
-    return found
+    tokenizer: PreTrainedTokenizerBase | None = review.shared[place]
+    return tokenizer
 
 
 def _settle_end(review: Review, key: str, tokenizer: PreTrainedTokenizerBase, facts: ModelFacts | None) -> None:

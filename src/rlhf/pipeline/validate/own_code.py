@@ -78,10 +78,10 @@ def _definition(text: str) -> Definition | None:
 def _definitions(file: Path) -> dict[str, Definition]:
     """Functions, classes and assigned names at the top level of a file."""
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-    found: dict[str, Definition] = {}
+    definitions: dict[str, Definition] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
+            definitions[node.name] = node
         elif isinstance(node, ast.Assign):
-            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
-    return found
+            definitions |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    return definitions

@@ -115,9 +115,9 @@ class Validation:
         num_errors = len(self.errors)
         num_warnings = len(self.problems) - num_errors
         counts = [counted(num, what) for num, what in ((num_errors, "error"), (num_warnings, "warning")) if num]
-        found = " and ".join(counts) or "nothing wrong found"
+        counted_problems = " and ".join(counts) or "nothing wrong found"
         unchecked = f"; not checked: {'; '.join(self.unchecked)}" if self.unchecked else ""
-        return f"{self.source}: {found} ({counted(self.num_stages, 'stage')}{unchecked})"
+        return f"{self.source}: {counted_problems} ({counted(self.num_stages, 'stage')}{unchecked})"
 
 
 @dataclass(slots=True)
@@ -187,13 +187,13 @@ class Review:
     def sorted_problems(self) -> list[Problem]:
         """In order of stages; within one, errors first. A problem of several stages is reported once, for the first."""
         order = {name: place for place, name in enumerate(self.order or self.recipe.stages)}
-        found: dict[Problem, Problem] = {}
+        by_text: dict[Problem, Problem] = {}
         for problem in sorted(self.problems, key=lambda p: (-1 if p.stage is None else order[p.stage], p.level)):
             what = replace(problem, stage=None)
-            first = found.setdefault(what, problem)
+            first = by_text.setdefault(what, problem)
             if first is not problem and problem.stage is not None:
-                found[what] = replace(first, also=(*first.also, problem.stage))
-        return list(found.values())
+                by_text[what] = replace(first, also=(*first.also, problem.stage))
+        return list(by_text.values())
 
     def _written(self, key: str) -> str:
         """A key of this stage as messages name it."""

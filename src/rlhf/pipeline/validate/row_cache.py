@@ -25,7 +25,7 @@ QUICK_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class RowsFound:
+class FirstRows:
     """What the beginning of a source holds."""
 
     rows: list[Row]
@@ -40,7 +40,7 @@ class RowsFound:
         return counted(count, "row") if self.complete else f"the first {counted(count, 'row')}"
 
 
-def read_once(review: Review, rows: RowsInput) -> RowsFound | None:
+def read_once(review: Review, rows: RowsInput) -> FirstRows | None:
     """The rows of an input; None where they are not there yet, or can't be read."""
     if any(is_of_stage(source) or is_hub_name(source) or is_rows_name(source) for source in rows.sources):
         return None
@@ -50,8 +50,8 @@ def read_once(review: Review, rows: RowsInput) -> RowsFound | None:
             review.shared[place] = _read(rows, MAX_ROWS if review.deep else QUICK_ROWS)
         except (RLHFError, OSError) as err:
             review.shared[place] = err
-    found = review.shared[place]
-    return found if isinstance(found, RowsFound) else None
+    outcome = review.shared[place]
+    return outcome if isinstance(outcome, FirstRows) else None
 
 
 def why_unread(review: Review, rows: RowsInput) -> RLHFError | OSError | None:
@@ -94,13 +94,13 @@ def open_rows(rows: RowsInput, *, most: int | None, unread: list[bool] | None = 
     )
 
 
-def _read(rows: RowsInput, most: int) -> RowsFound:
+def _read(rows: RowsInput, most: int) -> FirstRows:
     unread: list[bool] = []
     stream = open_rows(rows, most=most, unread=unread)
     try:
-        found = list(stream)
+        usable = list(stream)
     except NoUsableRowError:
         if not any(unread):
             raise
-        found = []  # there may be usable rows further down
-    return RowsFound(found, list(stream.bad_rows), complete=not any(unread))
+        usable = []  # there may be usable rows further down
+    return FirstRows(usable, list(stream.bad_rows), complete=not any(unread))

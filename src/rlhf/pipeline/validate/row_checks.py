@@ -17,7 +17,7 @@ from rlhf.pipeline.validate.independence import find_leakage
 from rlhf.pipeline.validate.inputs import is_of_stage, rows_inputs
 from rlhf.pipeline.validate.lengths import check_lengths, check_models
 from rlhf.pipeline.validate.review import Review
-from rlhf.pipeline.validate.row_cache import MAX_ROWS, RowsFound, read_once
+from rlhf.pipeline.validate.row_cache import MAX_ROWS, FirstRows, read_once
 from rlhf.pipeline.validate.seen_prompts import count_seen_prompts
 
 MANY_PASSES = 100
@@ -30,16 +30,16 @@ def check_rows(review: Review) -> None:
         if isinstance(stage, PolicyStage):
             _note_rollouts(review, stage)
         for rows in rows_inputs(stage):
-            found = read_once(review, rows)
-            if found is None:
+            first_rows = read_once(review, rows)
+            if first_rows is None:
                 continue
             if rows.key in ("data", "prompts"):
-                _check_amount(review, stage, found)
+                _check_amount(review, stage, first_rows)
             if isinstance(stage, OfflineStage) and rows.key == "data":
-                _check_verdicts(review, stage, found)
+                _check_verdicts(review, stage, first_rows)
             if isinstance(stage, PolicyStage) and rows.key == "eval_prompts":
-                _check_held_out(review, stage, found)
-            check_lengths(review, stage, rows, found)
+                _check_held_out(review, stage, first_rows)
+            check_lengths(review, stage, rows, first_rows)
         _check_leaks(review, stage)
     check_models(review)
 
@@ -50,16 +50,16 @@ def _note_rollouts(review: Review, stage: PolicyStage) -> None:
     review.note(f"{counted(stage.rollouts, 'rollout')}, {counted(completions, 'completion')}, {counted(steps, 'step')}")
 
 
-def _check_amount(review: Review, stage: Stage, rows_found: RowsFound) -> None:
+def _check_amount(review: Review, stage: Stage, first_rows: FirstRows) -> None:
     """Whether there are enough rows for a step or a rollout, and how many steps there will be."""
-    count = len(rows_found.rows)
-    if isinstance(stage, PolicyStage) and rows_found.complete and count < stage.prompts_per_rollout:
+    count = len(first_rows.rows)
+    if isinstance(stage, PolicyStage) and first_rows.complete and count < stage.prompts_per_rollout:
         review.warn(
             "prompts_per_rollout",
             f"There are {counted(count, 'prompt')}, fewer than the {stage.prompts_per_rollout:,} of a rollout: some will be repeated "
             "in each.",
         )
-    if not isinstance(stage, OfflineStage) or not rows_found.complete or stage.streaming:
+    if not isinstance(stage, OfflineStage) or not first_rows.complete or stage.streaming:
         return
     if stage.eval_data is None and stage.eval_frac:
         count -= max(1, round(stage.eval_frac * count))
@@ -81,10 +81,10 @@ def _check_amount(review: Review, stage: Stage, rows_found: RowsFound) -> None:
         )
 
 
-def _check_held_out(review: Review, stage: PolicyStage, found: RowsFound) -> None:
+def _check_held_out(review: Review, stage: PolicyStage, first_rows: FirstRows) -> None:
     """Whether there are enough prompts for the detectors that ask a held-out judge."""
-    count, wanted = len(found.rows), (stage.hacking or HackingConfig()).num_prompts
-    if stage.judge is None or not found.complete or count >= wanted:
+    count, wanted = len(first_rows.rows), (stage.hacking or HackingConfig()).num_prompts
+    if stage.judge is None or not first_rows.complete or count >= wanted:
         return
     counted_prompts = f"There are {counted(count, 'held-out prompt')} for the judge"
     if count < MIN_HELD_OUT:
@@ -95,9 +95,9 @@ def _check_held_out(review: Review, stage: PolicyStage, found: RowsFound) -> Non
         )
 
 
-def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> None:
+def _check_verdicts(review: Review, stage: OfflineStage, first_rows: FirstRows) -> None:
     """Rows with identical labels, from which a loss learns nothing or the wrong thing."""
-    rows, wanted = found.rows, stage.rows_wanted
+    rows, wanted = first_rows.rows, stage.rows_wanted
     fault = ""
     if wanted == "kto":
         labels = {row.label if isinstance(row, UnpairedRow) else None for row in rows}
@@ -115,7 +115,7 @@ def _check_verdicts(review: Review, stage: OfflineStage, found: RowsFound) -> No
         elif all(getattr(row, "preference", None) is Preference.TIE for row in rows):
             fault = "every row is a tie; no row prefers one of its completions"
     if fault and rows:
-        review.warn("data", f"Of {found.among}, {fault}.", DataError)
+        review.warn("data", f"Of {first_rows.among}, {fault}.", DataError)
 
 
 def _has_tie(row: Row) -> bool:
@@ -170,13 +170,13 @@ def _check_leak(review: Review, held_out: RowsInput, trained: RowsInput, where: 
         )
 
 
-def _prompt_keys(review: Review, rows: RowsInput, found: RowsFound) -> set[str]:
+def _prompt_keys(review: Review, rows: RowsInput, first_rows: FirstRows) -> set[str]:
     place = ("prompts", rows.sources, rows.wanted, rows.limit)
     if place not in review.shared:
-        review.shared[place] = set(_prompt_list(found))
+        review.shared[place] = set(_prompt_list(first_rows))
     keys: set[str] = review.shared[place]
     return keys
 
 
-def _prompt_list(found: RowsFound) -> list[str]:
-    return [prompt_key(row).strip() for row in found.rows]
+def _prompt_list(first_rows: FirstRows) -> list[str]:
+    return [prompt_key(row).strip() for row in first_rows.rows]

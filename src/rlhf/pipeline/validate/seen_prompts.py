@@ -40,12 +40,12 @@ def count_seen_prompts(
     other_stages: list[str] = []
     by_policy = [model for model in policy if isinstance(model, Made)]
     by_baseline = [m for m in baseline if isinstance(m, Made) and not any(m.is_same(other) for other in by_policy)]
-    for models, names, found in ((by_policy, stages, seen), (by_baseline, other_stages, before)):
+    for models, names, prompts in ((by_policy, stages, seen), (by_baseline, other_stages, before)):
         for made in models:
             learned, why = _learned(made, asked, mine, frozenset(keys), most)
             if learned:
                 names.append(made.name)
-                found |= learned
+                prompts |= learned
             if why:
                 unread.append(f"stage {made.name} ({why})")
     return SeenPrompts(
@@ -63,21 +63,21 @@ def _learned(
     made: Made, asked: Made, mine: RowsInput, wanted: frozenset[str], most: int | None
 ) -> tuple[set[str], str]:
     """Those of the wanted prompts that a stage learned from; and why it is not known, if so."""
-    found: set[str] = set()
+    prompts: set[str] = set()
     why = ""
     for rows in made.rows():
         keys = _keys_of(made, rows, most, among=wanted)
         if keys is not None:
-            found |= set(keys)
+            prompts |= set(keys)
         elif any(source.is_same(other) for source in made.files(rows) for other in asked.files(mine)):
-            found = set(wanted)
+            prompts = set(wanted)
         elif made.surroundings.stages is not None:  # of this recipe; what it will read is not there yet
             for _, behind in prompts_behind(made.surroundings.stages, rows):
-                found |= set(_keys_of(made, behind, most, among=wanted) or ())
-        if keys is None and not found and (made.folder is not None or not made.surroundings.is_recipe):
+                prompts |= set(_keys_of(made, behind, most, among=wanted) or ())
+        if keys is None and not prompts and (made.folder is not None or not made.surroundings.is_recipe):
             gone = [source.name for source in made.files(rows) if source.path is None]
             why = f"its {rows.key}, {', '.join(gone)}, can't be read here with the content that it had"
-    return found, why
+    return prompts, why
 
 
 def _keys_of(made: Made, rows: RowsInput, most: int | None, *, among: frozenset[str] | None = None) -> list[str] | None:

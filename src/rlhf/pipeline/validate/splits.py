@@ -16,7 +16,7 @@ from rlhf.pipeline.validate.input_paths import facts_of
 from rlhf.pipeline.validate.inputs import rows_inputs
 from rlhf.pipeline.validate.lengths import tokenizer_of
 from rlhf.pipeline.validate.review import Review
-from rlhf.pipeline.validate.row_cache import RowsFound, read_once
+from rlhf.pipeline.validate.row_cache import FirstRows, read_once
 
 if TYPE_CHECKING:
     from rlhf.data.pack import Group
@@ -28,21 +28,21 @@ def check_splits(review: Review) -> None:
         if isinstance(stage, DistillStage):
             _check_demonstrations(review, stage)
         elif isinstance(stage, OfflineStage) and not stage.streaming:
-            found = read_once(review, rows_inputs(stage)[0])
-            if found is not None and found.complete and found.rows:
-                _check_rows(review, stage, found)
+            first_rows = read_once(review, rows_inputs(stage)[0])
+            if first_rows is not None and first_rows.complete and first_rows.rows:
+                _check_rows(review, stage, first_rows)
 
 
-def _check_rows(review: Review, stage: OfflineStage, rows_found: RowsFound) -> None:
+def _check_rows(review: Review, stage: OfflineStage, first_rows: FirstRows) -> None:
     from rlhf.data.plans import PLANS
 
-    if rows_found.bad_rows and stage.on_bad_row == "error":
+    if first_rows.bad_rows and stage.on_bad_row == "error":
         return  # said already, and what is left of them is not what will be read
     if stage.measures_reference_point:
-        _check_reference_point(review, stage, rows_found)
+        _check_reference_point(review, stage, first_rows)
     elif stage.eval_data is None and stage.eval_frac:
         plan, report = PLANS[stage.rows_wanted], TokenizationReport()
-        rows = [made for row in rows_found.rows for made in plan.expand(row, report)]
+        rows = [made for row in first_rows.rows for made in plan.expand(row, report)]
         with review.at("eval_frac"):
             _held_out(stage, rows)
 
@@ -54,9 +54,9 @@ def _held_out(stage: OfflineStage, rows: list[Row]) -> list[int]:
     return held_out_numbers(rows, stage.eval_frac, seed=stage.split_seed, by=stage.eval_split)
 
 
-def _check_reference_point(review: Review, stage: Any, found: RowsFound) -> None:
+def _check_reference_point(review: Review, stage: Any, first_rows: FirstRows) -> None:
     """Whether every step, and the held-out rows, have completions of other prompts. The rows are tokenized as they will be."""
-    items = _tokenized(review, stage, found)
+    items = _tokenized(review, stage, first_rows)
     if items is None:
         return
     rows, groups = [row for row, _ in items], [group for _, group in items]
@@ -79,7 +79,7 @@ def _check_reference_point(review: Review, stage: Any, found: RowsFound) -> None
         check_prompts_of_steps(ShuffledRows(groups, stage), groups, held_out)
 
 
-def _tokenized(review: Review, stage: Any, found: RowsFound) -> list[tuple[Row, Group]] | None:
+def _tokenized(review: Review, stage: Any, first_rows: FirstRows) -> list[tuple[Row, Group]] | None:
     """Rows as the stage will have them; None without its tokenizer."""
     from rlhf.data.plans import PLANS
     from rlhf.data.tokenize import TokenizedRow
@@ -93,7 +93,7 @@ def _tokenized(review: Review, stage: Any, found: RowsFound) -> list[tuple[Row, 
     how = tokenization(tokenizer, max_length=min(limits, default=None), truncation=stage.truncation)
     items = []
     with review.at("data"):
-        items = PLANS[stage.rows_wanted].items(found.rows, how, TokenizationReport(), skip_bad_rows=True)
+        items = PLANS[stage.rows_wanted].items(first_rows.rows, how, TokenizationReport(), skip_bad_rows=True)
     return [(row, stored.item(row)) for row, stored in items if isinstance(stored, TokenizedRow)]
 
 

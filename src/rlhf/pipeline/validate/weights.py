@@ -118,17 +118,17 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         header: dict[str, Any] = json.loads(text)
         header.pop("__metadata__", None)
-        found = {
+        entries = {
             name: TensorEntry(str(entry["dtype"]), tuple(map(int, entry["shape"])), int(entry["data_offsets"][1]))
             for name, entry in header.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
         raise ModelError(f"{path} is damaged: its header is not what safetensors writes. {AGAIN}") from None
-    wanted = 8 + length + max((entry.end for entry in found.values()), default=0)
+    wanted = 8 + length + max((entry.end for entry in entries.values()), default=0)
     if size < wanted:
         raise ModelError(f"{path} was cut short: it has {size:,} bytes and its header describes {wanted:,}. {AGAIN}")
-    check_float_weights(path, {name: entry.dtype for name, entry in found.items()})
-    return found
+    check_float_weights(path, {name: entry.dtype for name, entry in entries.items()})
+    return entries
 
 
 def tokenizer_problem(folder: Path) -> str | None:
@@ -166,12 +166,12 @@ def _read_adapter(folder: Path) -> ModelFacts | None:
         base = embedded_model()  # named by its folder in another installation of this package
     if not base.exists():
         raise ModelError(f"{folder} is an adapter of {name}, which is not on this machine; put its base there first.")
-    if (found := read_model_folder(base)) is None:
+    if (facts := read_model_folder(base)) is None:
         return None
     is_reward = settings.get("task_type") == "SEQ_CLS" or (folder / REWARD_SETTINGS).is_file()
     return ModelFacts(
-        folder, found.family, found.num_parameters, found.num_bytes, found.num_embeddings, found.context,
-        is_reward, found.end_tokens, found.names_end, found.architectures, found.layers,
+        folder, facts.family, facts.num_parameters, facts.num_bytes, facts.num_embeddings, facts.context,
+        is_reward, facts.end_tokens, facts.names_end, facts.architectures, facts.layers,
     )  # fmt: skip
 
 
@@ -187,19 +187,19 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as err:
         raise ModelError(f"{path} is damaged: {err}. {AGAIN}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} holds a {type(found).__name__}; it should hold keys and values. {AGAIN}")
-    return found
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} holds a {type(document).__name__}; it should hold keys and values. {AGAIN}")
+    return document
 
 
 def _tensors(folder: Path) -> dict[str, TensorEntry]:
-    found: dict[str, TensorEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
     for file in _weight_files(folder):
-        found |= read_header(file)
-    return found
+        tensors |= read_header(file)
+    return tensors
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
@@ -234,9 +234,9 @@ def _num_embeddings(tensors: Mapping[str, TensorEntry], config: Mapping[str, Any
 def _end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     for settings in ([_read_json(generation)] if generation.is_file() else []) + [dict(config)]:
-        found = settings.get("eos_token_id")
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (int(found),)
+        setting = settings.get("eos_token_id")
+        if setting is not None:
+            return tuple(setting) if isinstance(setting, list) else (int(setting),)
     return ()
 
 

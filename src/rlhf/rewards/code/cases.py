@@ -47,12 +47,12 @@ def cases_of(tests: Any) -> list[Case]:
     Raises:
         TestsError: It is something else, holds no test or too many.
     """
-    found = [case for part in ([tests] if isinstance(tests, str | Mapping) else _items(tests)) for case in _cases(part)]
-    if not found:
+    cases = [case for part in ([tests] if isinstance(tests, str | Mapping) else _items(tests)) for case in _cases(part)]
+    if not cases:
         raise TestsError("holds no test; write assert statements, or a list of {'input': ..., 'output': ...}")
-    if len(found) > MOST_TESTS:
-        raise TestsError(f"holds {len(found)} tests; at most {MOST_TESTS} are run, so leave some out")
-    return found
+    if len(cases) > MOST_TESTS:
+        raise TestsError(f"holds {len(cases)} tests; at most {MOST_TESTS} are run, so leave some out")
+    return cases
 
 
 def _items(tests: Any) -> Sequence[Any]:

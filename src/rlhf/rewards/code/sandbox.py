@@ -157,8 +157,8 @@ def _import_path() -> list[str]:
     """Where a program finds the standard library and installed packages, and nothing of ours."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     standard = sysconfig.get_path("stdlib")
-    found = [sysconfig.get_path(name) for name in names] + [f"{standard}/lib-dynload"]
-    return list(dict.fromkeys(os.path.realpath(path) for path in found))
+    paths = [sysconfig.get_path(name) for name in names] + [f"{standard}/lib-dynload"]
+    return list(dict.fromkeys(os.path.realpath(path) for path in paths))
 
 
 def _talk(request: bytes, seconds: float, scratch: str) -> tuple[bytes, bytes, int]:

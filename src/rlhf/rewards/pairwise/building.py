@@ -55,5 +55,5 @@ def build_judge(
 
 def _builder(settings: JudgeBase) -> Callable[..., Any]:
     module, _, name = settings.builds.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    builder: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return builder

@@ -74,29 +74,29 @@ def bindings(config: Any) -> dict[str, str]:
         ConfigError: The settings are wrong, or the prompt template is not there.
     """
     settings = read_judge(config)
-    found = {"type": settings.type_name()}
+    hashes = {"type": settings.type_name()}
     if isinstance(settings, FunctionJudgeConfig):
-        found["function"] = digest(_function(settings.function))
+        hashes["function"] = digest(_function(settings.function))
     models = {key for key, _ in settings.models_asked()}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
-        if name in settings.not_deciding or name in found:
+        if name in settings.not_deciding or name in hashes:
             continue
         if isinstance(settings, JuryJudgeConfig) and name == "members":
-            found["members"] = str(len(value))
+            hashes["members"] = str(len(value))
             for place, member in enumerate(value):
-                found |= {f"members.{place}.{key}": bound for key, bound in bindings(member).items()}
+                hashes |= {f"members.{place}.{key}": bound for key, bound in bindings(member).items()}
         elif name in models:
             if value.startswith("stage:"):
                 raise ConfigError(
                     f"The judge's {name} is {value!r}, a stage; outside a recipe give the folder of its model."
                 )
-            found[name] = digest(model_identity(value))
+            hashes[name] = digest(model_identity(value))
         elif name == "template":
-            found[name] = load_template(value).identity["hash"]
+            hashes[name] = load_template(value).identity["hash"]
         else:
-            found[name] = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return found
+            hashes[name] = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashes
 
 
 def _function(name: str) -> Any:
@@ -166,8 +166,8 @@ def source_hash(source: str, *, kind: str, folder: Path | str = ".") -> str:
             raise DataError(f"{path} is not there")
         return sha256(path)[:16]
     reader = importlib.import_module(STORE_READER)
-    found: str = reader.labels_hash(place) if kind == "store" else reader.guidelines_hash(place)
-    return found
+    labels_or_guidelines: str = reader.labels_hash(place) if kind == "store" else reader.guidelines_hash(place)
+    return labels_or_guidelines
 
 
 def bound_source(source: str | Path, *, kind: str, folder: Path | str) -> dict[str, str]:
@@ -196,22 +196,22 @@ def read_certificate(path: Path | str) -> dict[str, Any]:
         DataError: It is not there, can't be read, is none, or was changed by hand.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        certificate = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as err:
         raise DataError(f"{path} can't be read as the certificate of a judge: {err}.") from None
-    if not isinstance(found, dict) or not found.keys() >= PARTS:
+    if not isinstance(certificate, dict) or not certificate.keys() >= PARTS:
         raise DataError(
             f"{path} is no certificate of a judge: wanted {', '.join(sorted(PARTS))}; `rlhf judge certify` writes one."
         )
-    if found.get("schema") != SCHEMA:
+    if certificate.get("schema") != SCHEMA:
         raise DataError(
-            f"{path} has schema {found.get('schema')!r}, and this version reads {SCHEMA}; certify the judge again."
+            f"{path} has schema {certificate.get('schema')!r}, and this version reads {SCHEMA}; certify the judge again."
         )
-    if found.get(SEAL) != _hash_of(found):
+    if certificate.get(SEAL) != _hash_of(certificate):
         raise DataError(
             f"{path} was changed since it was written: the {SEAL} in it is not that of the rest. Restore it, or certify the judge again."
         )
-    return found
+    return certificate
 
 
 PAIRS = "pairwise"

@@ -108,18 +108,18 @@ class EndpointJudge:
         """
         prompts = [self.template.filled(pair) for pair in pairs]
         most = [self.spending.most(prompt, self.config.max_tokens) for prompt in prompts]
-        found: dict[int, Vote] = {}
+        vote_at: dict[int, Vote] = {}
 
         def keep(place: int, vote: Vote) -> None:
-            found[place] = vote
+            vote_at[place] = vote
             self.spending.spent += vote.cost
             if on_vote is not None:
                 on_vote(place, vote)
 
         def decline(place: int, vote: Vote) -> None:
-            found[place] = vote  # it cost nothing, and may be answered another time: not to be kept
+            vote_at[place] = vote  # it cost nothing, and may be answered another time: not to be kept
 
-        while waiting := [place for place in range(len(pairs)) if place not in found]:
+        while waiting := [place for place in range(len(pairs)) if place not in vote_at]:
             affordable = self._affordable(waiting, most)
             if not affordable:
                 raise BudgetError(
@@ -131,17 +131,17 @@ class EndpointJudge:
                 self._request(place, pairs[place], prompts[place], most[place], keep, decline) for place in affordable
             ]
             run_async(self._caller.ask_all(requests))
-        return [found[place] for place in range(len(pairs))]
+        return [vote_at[place] for place in range(len(pairs))]
 
     def _affordable(self, waiting: Sequence[int], most: Sequence[float]) -> list[int]:
         """As many as can't exceed the limit even if each costs the most that it can."""
-        total, found = 0.0, []
+        total, places = 0.0, []
         for place in waiting:
             total += most[place]
             if not self.spending.affords(total):
                 break
-            found.append(place)
-        return found
+            places.append(place)
+        return places
 
     def _request(self, place: int, pair: Pair, prompt: str, most: float, keep: OnVote, decline: OnVote) -> Request:
         body: dict[str, Any] = {
@@ -186,18 +186,18 @@ class EndpointJudge:
             Later: It is no chat completion: gateways send such things with a status of 200 when the model behind them fails.
         """
         try:
-            found = json.loads(content)
+            document = json.loads(content)
         except (ValueError, RecursionError):
             beginning = shown(content[:1000].decode("utf-8", errors="replace"))
             raise Later(f"its answer is not JSON (its content type is {content_type}): {beginning!r}") from None
         try:
-            choice = found["choices"][0]
+            choice = document["choices"][0]
             said = _text_of(choice["message"].get("content"))
         except (KeyError, IndexError, TypeError, AttributeError):
             raise Later(
-                f"its answer is no chat completion with choices[0].message: {shown(json.dumps(found)[:300])!r}"
+                f"its answer is no chat completion with choices[0].message: {shown(json.dumps(document)[:300])!r}"
             ) from None
-        cost = self.spending.of(found.get("usage"), most)
+        cost = self.spending.of(document.get("usage"), most)
         return self.template.read(said, cut=choice.get("finish_reason") == "length", cost=cost)
 
 

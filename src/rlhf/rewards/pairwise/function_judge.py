@@ -65,16 +65,16 @@ class ComparingFunction:
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             given = {name: values for name, values in given.items() if name in parameters}
         try:
-            found = list(self.function(**given, **self.arguments))
+            outcomes = list(self.function(**given, **self.arguments))
         except Exception as err:
             raise RewardError(
                 f"The judge {self.name} failed on {len(pairs)} pairs: {type(err).__name__}: {text_of(err)}."
             ) from err
-        if len(found) != len(pairs):
+        if len(outcomes) != len(pairs):
             raise RewardError(
-                f"The judge {self.name} returned {len(found)} outcomes for {len(pairs)} pairs; it must return one for each."
+                f"The judge {self.name} returned {len(outcomes)} outcomes for {len(pairs)} pairs; it must return one for each."
             )
-        return told([self._vote(outcome, place) for place, outcome in enumerate(found)], on_vote)
+        return told([self._vote(outcome, place) for place, outcome in enumerate(outcomes)], on_vote)
 
     def _vote(self, outcome: Any, place: int) -> Vote:
         if outcome is None:

@@ -22,8 +22,8 @@ def grading_judge(judge: PairwiseJudge) -> PairwiseJudge:
             f"The judge {judge.name} compares two completions and can't grade one. Take an endpoint, a local model, a jury of these, or a "
             "function (prompts, completions) that returns grades from 1 to 10."
         )
-    found: PairwiseJudge = make()
-    return found
+    grading: PairwiseJudge = make()
+    return grading
 
 
 def asking(judge: PairwiseJudge, template: JudgeTemplate) -> PairwiseJudge:
@@ -37,8 +37,8 @@ def asking(judge: PairwiseJudge, template: JudgeTemplate) -> PairwiseJudge:
         raise ConfigError(
             f"The judge {judge.name} has no prompt that could ask for {template.name}. Take an endpoint, a local model or a jury of these."
         )
-    found: PairwiseJudge = make(template)
-    return found
+    asker: PairwiseJudge = make(template)
+    return asker
 
 
 def grades_of(judge: PairwiseJudge, prompts: Sequence[Text], answers: Sequence[str]) -> list[Vote]:

@@ -26,9 +26,11 @@ class HumanJudge:
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``."""
-        found = [self.human.of(pair.prompt, pair.first, pair.second) for pair in pairs]
+        outcomes = [self.human.of(pair.prompt, pair.first, pair.second) for pair in pairs]
         missing = "nobody voted on these two completions"
-        return told([Vote(first=outcome, reason="" if outcome is not None else missing) for outcome in found], on_vote)
+        return told(
+            [Vote(first=outcome, reason="" if outcome is not None else missing) for outcome in outcomes], on_vote
+        )
 
 
 def build_human_judge(config: HumanJudgeConfig) -> HumanJudge:

@@ -60,7 +60,7 @@ class LocalJudge:
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
         """See ``PairwiseJudge``; where a prompt with both completions is too long for the model, there is no verdict."""
-        found: list[Vote] = []
+        votes: list[Vote] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             asked = self._prompts(pairs[start : start + PAIRS_AT_ONCE])
             answers = iter(
@@ -73,13 +73,13 @@ class LocalJudge:
             for _, fits in asked:
                 if fits:
                     (answer,) = next(answers)
-                    found.append(self.template.read(answer.text, cut=answer.truncated))
+                    votes.append(self.template.read(answer.text, cut=answer.truncated))
                 else:
                     why = f"prompt, completions and max_tokens ({self.config.max_tokens}) are longer than the model's context ({self._context})"
-                    found.append(Vote(first=None, reason=why))
+                    votes.append(Vote(first=None, reason=why))
                 if on_vote is not None:
-                    on_vote(len(found) - 1, found[-1])
-        return found
+                    on_vote(len(votes) - 1, votes[-1])
+        return votes
 
     def _prompts(self, pairs: Sequence[Pair]) -> list[tuple[Any, bool]]:
         """What the model is asked, and whether it and the answer fit into its context."""

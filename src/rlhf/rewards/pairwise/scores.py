@@ -70,12 +70,12 @@ class ScoreJudge:
 
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[TextCompletion]) -> list[tuple[float, str]]:
         """Score, or NaN and why."""
-        found: list[tuple[float, str]] = []
+        scores: list[tuple[float, str]] = []
         for start in range(0, len(prompts), SCORES_AT_ONCE):
             part = slice(start, start + SCORES_AT_ONCE)
             result = ask_scorer(self.scorer, prompts[part], completions[part])
-            found += [(score, result.errors.get(place, "")) for place, score in enumerate(result.scores)]
-        return found
+            scores += [(score, result.errors.get(place, "")) for place, score in enumerate(result.scores)]
+        return scores
 
     def _vote(self, first: tuple[float, str], second: tuple[float, str]) -> Vote:
         difference = first[0] - second[0]
@@ -107,7 +107,9 @@ class ScoreGrades:
             RewardError: A completion has no score, where the scorer was not built to report that.
         """
         said = [TextCompletion(pair.first, not pair.ended[0]) for pair in pairs]
-        return told([self._grade(*found) for found in self.judge.scores(_prompts(pairs), said)], on_vote)
+        return told(
+            [self._grade(*score_and_reason) for score_and_reason in self.judge.scores(_prompts(pairs), said)], on_vote
+        )
 
     def _grade(self, score: float, why: str) -> Vote:
         if LOWEST_GRADE <= score <= HIGHEST_GRADE:
@@ -133,9 +135,9 @@ def scorer_of(
 
     @functools.wraps(function)
     def scores(*args: Any, **columns: Any) -> Any:
-        found = function(*args, **columns)
-        if isinstance(found, list | tuple):
-            return [verdict.get("score") if isinstance(verdict, Mapping) else verdict for verdict in found]
-        return found
+        verdicts = function(*args, **columns)
+        if isinstance(verdicts, list | tuple):
+            return [verdict.get("score") if isinstance(verdict, Mapping) else verdict for verdict in verdicts]
+        return verdicts
 
     return FunctionReward(scores, name=name, arguments=arguments, in_process=True)

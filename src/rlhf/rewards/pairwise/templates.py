@@ -111,14 +111,14 @@ class JudgeTemplate:
 
         def of(match: re.Match[str]) -> str:
             name = match[1]
-            found = texts.get(name, pair.columns.get(name))
-            if found is None:
+            text = texts.get(name, pair.columns.get(name))
+            if text is None:
                 known = (*self.needed, *(key for key, value in pair.columns.items() if value is not None))
                 raise ConfigError(
                     f"The judge's template {self.name} wants {{{name}}}, and the prompt {as_text(pair.prompt)[:60]!r} has no such "
                     f"column.{did_you_mean(name, known)}"
                 )
-            return as_text(found) if isinstance(found, str | list) else str(found)
+            return as_text(text) if isinstance(text, str | list) else str(text)
 
         return FIELD.sub(of, self.text)
 
@@ -223,7 +223,7 @@ def _read(said: str, meaning: Callable[[str], float | None], what: str, *, cut: 
     mark, why = last_mark(said, what, cut=cut)
     if why:
         return Vote(first=None, said=said, reason=why, cost=cost)
-    found = meaning(mark)
-    if found is None:
+    outcome = meaning(mark)
+    if outcome is None:
         return Vote(first=None, said=said, reason=f"[[{mark[:20]}]] is no {what}", cost=cost)
-    return Vote(first=found, said=said, cost=cost)
+    return Vote(first=outcome, said=said, cost=cost)

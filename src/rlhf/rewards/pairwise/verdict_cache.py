@@ -80,8 +80,8 @@ class CachedJudge:
             DataError: A line of the file, not the last, can't be read.
             RunBusyError: Another process uses the file.
         """
-        with self._opened() as (found, _):
-            return list(found.values())
+        with self._opened() as (votes, _):
+            return list(votes.values())
 
     def key(self, pair: Pair) -> str:
         """Of a pair in this order."""
@@ -155,13 +155,13 @@ class CachedJudge:
         if whole < len(content):
             os.ftruncate(descriptor, offset + whole)
             os.fsync(descriptor)
-        found = self._known
+        votes = self._known
         for number, line in enumerate(content[:whole].splitlines(), lines + 1):
             try:
                 row = json.loads(line)
                 if row["judge"] != self._hash:
                     continue
-                found[row["key"]] = Vote(
+                votes[row["key"]] = Vote(
                     first=row["first"], said=row["said"], reason=row["reason"], cost=float(row["cost"]),
                     values=tuple(row.get("values", ())),
                 )  # fmt: skip
@@ -171,9 +171,9 @@ class CachedJudge:
                 ) from None
         spending = getattr(self.judge, "spending", None)
         if isinstance(spending, Spending):
-            spending.spent = sum(vote.cost for vote in found.values())
+            spending.spent = sum(vote.cost for vote in votes.values())
         self._read_so_far = (state.st_ino, offset + whole, lines + content[:whole].count(b"\n"))
-        return dict(found)
+        return dict(votes)
 
     def _write(self, descriptor: int, key: str, vote: Vote) -> None:
         row = {

@@ -25,8 +25,8 @@ _DIVISION = re.compile(r"\.(?=\s|$)|\n|$")
 
 def after_hashes(text: str) -> str | None:
     """Behind the last ``####``, up to the end of the line: the form of GSM8K's own solutions."""
-    _, found, rest = text.rpartition("####")
-    return rest.partition("\n")[0].strip() if found else None
+    _, mark, rest = text.rpartition("####")
+    return rest.partition("\n")[0].strip() if mark else None
 
 
 def boxed(text: str) -> str | None:
@@ -44,10 +44,10 @@ def boxed(text: str) -> str | None:
 
 def after_phrase(text: str) -> str | None:
     """Behind the last "the answer is" or "answer:", up to the end of the sentence or line."""
-    found = list(_PHRASE.finditer(text))
-    if not found:
+    phrases = list(_PHRASE.finditer(text))
+    if not phrases:
         return None
-    last = found[-1]
+    last = phrases[-1]
     end = _DIVISION.search(text, last.end())
     assert end is not None  # the end of the text, if nothing else
     return text[last.end() : end.start()].strip().rstrip("*").strip()
@@ -70,7 +70,7 @@ MARKS: Mapping[str, Callable[[str], str | None]] = {
 def marked(text: str, where: Sequence[str]) -> str | None:
     """The answer at the first of these marks that the text has."""
     for name in where:
-        found = MARKS[name](text)
-        if found is not None:
-            return found
+        answer = MARKS[name](text)
+        if answer is not None:
+            return answer
     return None

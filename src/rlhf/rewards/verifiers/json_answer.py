@@ -55,13 +55,13 @@ def _check_references(schema: Mapping[str, Any]) -> None:
         left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
         for key in REFERENCES & contents.keys():
             try:
-                found = resolver.lookup(contents[key])
+                target = resolver.lookup(contents[key])
             except referencing.exceptions.Unresolvable as err:
                 raise BadReferenceError(
                     f"holds a JSON schema whose {key} {contents[key]!r} leads nowhere: it must point into the schema itself, such as "
                     "'#/$defs/NAME', as nothing is fetched"
                 ) from err
-            left.append((draft.create_resource(found.contents), found.resolver))
+            left.append((draft.create_resource(target.contents), target.resolver))
 
 
 def prepare() -> None:
@@ -102,7 +102,7 @@ def _refused(constant: str) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return members

@@ -41,7 +41,7 @@ def verify(text: str, reference: Any) -> Verdict:
     wanted = parse(reference if "$" in reference or "\\boxed" in reference else f"${reference}$", parsing_timeout=None)
     if not wanted:
         raise BadReferenceError(f"holds {reference[:60]!r}, in which math-verify finds no expression")
-    found = parse(text, parsing_timeout=None)
-    if not found:
+    parsed = parse(text, parsing_timeout=None)
+    if not parsed:
         return Verdict(0.0, False)
-    return Verdict(float(math_verify.verify(wanted, found, timeout_seconds=None)), "\\boxed" in text)
+    return Verdict(float(math_verify.verify(wanted, parsed, timeout_seconds=None)), "\\boxed" in text)

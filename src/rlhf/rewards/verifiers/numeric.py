@@ -45,21 +45,21 @@ def verify(text: str, reference: Any, *, where: Sequence[str], tolerance: float,
         BadReferenceError: The reference holds no number.
     """
     wanted = _wanted(reference)
-    found, formatted = _answer(text, where)
-    if found is None:
+    number, formatted = _answer(text, where)
+    if number is None:
         return Verdict(0.0, False)
     allowed = max(Fraction(tolerance), Fraction(relative_tolerance) * abs(wanted))
-    return Verdict(float(abs(found - wanted) <= allowed), formatted)
+    return Verdict(float(abs(number - wanted) <= allowed), formatted)
 
 
 def _wanted(reference: Any) -> Fraction:
     if isinstance(reference, int | float) and not isinstance(reference, bool):
         reference = repr(reference)
     if isinstance(reference, str):
-        found, _ = _answer(reference, ("hashes", "boxed", "phrase"))
-        found = found if found is not None else only_number(reference)
-        if found is not None:
-            return found
+        number, _ = _answer(reference, ("hashes", "boxed", "phrase"))
+        number = number if number is not None else only_number(reference)
+        if number is not None:
+            return number
     raise BadReferenceError(
         f"holds {str(reference)[-60:]!r}, which is not a number; wanted one, or a solution with '#### 42'"
     )
@@ -98,18 +98,18 @@ def numbers_in(text: str) -> list[Fraction | None]:
     return [_number(run.group()) for run in _RUN.finditer(text)]
 
 
-def _spelled_fraction(found: re.Match[str]) -> str:
+def _spelled_fraction(spelled: re.Match[str]) -> str:
     r"""``\frac{1}{2}`` as " 1/2", ``3\frac{1}{2}`` as "3 1/2"."""
-    return f"{found[1] or ''} {found[2]}/{found[3]} "
+    return f"{spelled[1] or ''} {spelled[2]}/{spelled[3]} "
 
 
-def _spelled_sum(found: re.Match[str]) -> str:
+def _spelled_sum(spelled: re.Match[str]) -> str:
     """ "3 1/2" as "7/2"."""
-    over, under = found[2].split("/")
-    if len(found.group()) > LONGEST or int(under) == 0:
-        return found.group()
-    sign = -1 if found[1].startswith("-") else 1
-    return f"{int(found[1]) * int(under) + sign * int(over)}/{under}"
+    over, under = spelled[2].split("/")
+    if len(spelled.group()) > LONGEST or int(under) == 0:
+        return spelled.group()
+    sign = -1 if spelled[1].startswith("-") else 1
+    return f"{int(spelled[1]) * int(under) + sign * int(over)}/{under}"
 
 
 def _number(run: str) -> Fraction | None:
@@ -124,11 +124,11 @@ def _number(run: str) -> Fraction | None:
 
 
 def _plain_number(text: str) -> Fraction | None:
-    found = _PLAIN.fullmatch(text)
-    if found is None or not (found["whole"] or found["part"]):
+    parts = _PLAIN.fullmatch(text)
+    if parts is None or not (parts["whole"] or parts["part"]):
         return None
-    exponent = int(found["exponent"] or 0)
+    exponent = int(parts["exponent"] or 0)
     if abs(exponent) > LARGEST_EXPONENT:
         return None
-    value = Fraction((found["whole"].replace(",", "") or "0") + (found["part"] or "")) * Fraction(10) ** exponent
-    return -value if found["sign"] == "-" else value
+    value = Fraction((parts["whole"].replace(",", "") or "0") + (parts["part"] or "")) * Fraction(10) ** exponent
+    return -value if parts["sign"] == "-" else value

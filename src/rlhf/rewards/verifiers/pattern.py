@@ -31,9 +31,9 @@ def verify(text: str, reference: Any, *, pattern: str, full: bool) -> Verdict:
         pattern: A regular expression of Python's ``re``.
         full: It must match the whole completion.
     """
-    found = re.compile(pattern).fullmatch(text) if full else re.compile(pattern).search(text)
-    if found is None:
+    matched = re.compile(pattern).fullmatch(text) if full else re.compile(pattern).search(text)
+    if matched is None:
         return Verdict(0.0, False)
     if reference is None:
         return Verdict(1.0, True)
-    return Verdict(float((found[1] or "").strip() == str(reference).strip()), True)
+    return Verdict(float((matched[1] or "").strip() == str(reference).strip()), True)

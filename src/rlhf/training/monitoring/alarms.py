@@ -75,11 +75,11 @@ class Watch:
         alarms = self.guards.check(step, metrics, findings)
         if not alarms:
             return None
-        found = rows()
+        samples = rows()
         deed = gravest(alarms)
         for alarm in alarms:
             if deed != "restore" or alarm.action != "restore":
-                self.report(alarm, found)
+                self.report(alarm, samples)
         if deed == "stop":
             alarm = next(alarm for alarm in alarms if alarm.action == "stop")
             detectors = {finding.alarm.guard for finding in findings if finding.alarm is not None}
@@ -111,15 +111,15 @@ class Watch:
         """
         self.nonfinite += 1
         some = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        found = f"{self.name}: {what} is {value} at step {step}, from the rows {some or 'of this step'}"
+        what_happened = f"{self.name}: {what} is {value} at step {step}, from the rows {some or 'of this step'}"
         limit = self.config.max_nonfinite_steps
         if self.nonfinite > limit:
             raise TrainingError(
-                f"{found}. {self.nonfinite} steps were not finite and at most {limit} may be left out (max_nonfinite_steps): "
+                f"{what_happened}. {self.nonfinite} steps were not finite and at most {limit} may be left out (max_nonfinite_steps): "
                 "lower the learning rate, or look at these rows."
             )
         self.log.alarm(
-            f"{found}; the step is left out ({self.nonfinite} of at most {limit}).",
+            f"{what_happened}; the step is left out ({self.nonfinite} of at most {limit}).",
             step=step, guard="nonfinite", metric=what, value=value, limit=limit, action="left out", rows=list(names[:NAMED]),
         )  # fmt: skip
 

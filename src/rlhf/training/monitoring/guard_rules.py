@@ -156,20 +156,20 @@ def grad_norm_breach(config: GradNormGuard, value: float, past: Past, history: M
     if recent is None or len(earlier) < MIN_STEPS or (usual := median(earlier)) <= 0:
         return None
     if recent > config.sustained * usual:
-        found, times, how = (
+        norm, times, how = (
             recent,
             config.sustained,
             f"The gradient norm has been about {recent:.3g} for {RECENT} steps",
         )
     elif value > config.spike * usual:
-        found, times, how = value, config.spike, f"The gradient norm jumped to {value:.3g}"
+        norm, times, how = value, config.spike, f"The gradient norm jumped to {value:.3g}"
     else:
         return None
     message = (
-        f"{how}, {found / usual:.0f} times its running median of {usual:.3g} (limit {times:.3g} times). Look at the rows "
+        f"{how}, {norm / usual:.0f} times its running median of {usual:.3g} (limit {times:.3g} times). Look at the rows "
         "of this step; lower the learning rate, or lengthen its warm-up."
     )
-    return Breach(found, times * usual, message)
+    return Breach(norm, times * usual, message)
 
 
 def reward_jump_breach(config: RewardJumpGuard, value: float, past: Past, history: MetricHistory) -> Breach | None:

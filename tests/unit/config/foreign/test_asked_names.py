@@ -40,8 +40,8 @@ PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_is_an_object_with_a_docstring(name):
-    found = getattr(rlhf, name)
-    described = found if inspect.isclass(found) or inspect.isfunction(found) else type(found)
+    actual = getattr(rlhf, name)
+    described = actual if inspect.isclass(actual) or inspect.isfunction(actual) else type(actual)
     assert inspect.getdoc(described)
 
 
@@ -58,7 +58,7 @@ def test_what_the_answers_name_is_there():
     public = [use for use in ANSWERED.values() if re.fullmatch(r"[A-Z]\w+", use)]
     assert all(hasattr(rlhf, name) for name in public)
     functions = {
-        re.sub(r"^.*\.", "", found) for text in NAMES.values() for found in re.findall(r"rlhf\.losses\.\w+", text)
+        re.sub(r"^.*\.", "", actual) for text in NAMES.values() for actual in re.findall(r"rlhf\.losses\.\w+", text)
     }
     assert functions | set(LOSSES.values()) - {"entropy"} <= set(vars(rlhf.losses))
     assert typing.get_args(BY_KIND["ppo"].model_fields["value_model"].annotation) == ("separate", "shared")

@@ -115,8 +115,8 @@ def written(tmp_path, text, name):
 
 
 def test_an_openrlhf_script_is_a_recipe_with_the_same_values(tmp_path):
-    found = convert_file(written(tmp_path, OLD_FLAGS, "train_ppo.sh"))
-    recipe = RecipeConfig.of(found.tree)
+    conversion = convert_file(written(tmp_path, OLD_FLAGS, "train_ppo.sh"))
+    recipe = RecipeConfig.of(conversion.tree)
     stage = recipe.stages["ppo"]
     assert (recipe.name, recipe.output_dir) == ("my-ppo", "checkpoint")
     assert (stage.model.path, stage.reward[0].source, stage.value_init) == ("org/sft", "org/rm", "reward")
@@ -131,23 +131,23 @@ def test_an_openrlhf_script_is_a_recipe_with_the_same_values(tmp_path):
     assert (stage.clip_score, stage.betas, stage.min_learning_rate_frac) == (10, (0.9, 0.95), 0.1)
     assert (stage.engine.kind, stage.engine.options) == ("vllm", {"tensor_parallel_size": 4})
     assert stage.log_to == ["wandb"]
-    left = {line.key for line in found.lines if line.is_left}
+    left = {line.key for line in conversion.lines if line.is_left}
     assert left == {
         "address", "runtime_env_json", "actor_num_nodes", "actor_num_gpus_per_node", "micro_train_batch_size", "zero_stage",
         "apply_chat_template", "normalize_reward",
     }  # fmt: skip
-    assert "abc123" not in found.to_text()
+    assert "abc123" not in conversion.to_text()
 
 
 def test_flags_with_dots_and_an_estimator_of_groups(tmp_path):
-    found = convert_file(written(tmp_path, NEW_FLAGS, "run.sh"))
-    stage = RecipeConfig.of(found.tree).stages["grpo"]
+    conversion = convert_file(written(tmp_path, NEW_FLAGS, "run.sh"))
+    stage = RecipeConfig.of(conversion.tree).stages["grpo"]
     assert (stage.reward[0].kind, stage.reward[0].format) == ("service", "openrlhf")
     assert (stage.group_size, stage.minibatch_size, stage.prompts_per_rollout) == (8, 512, 64)
     assert (stage.kl.where, stage.kl.estimator, stage.kl.coef) == ("loss", "k3", 1e-3)
     assert (stage.aggregation, stage.policy_loss, stage.dynamic_sampling) == ("token", "clip", True)
     assert (stage.model.lora.rank, stage.sampling.max_new_tokens, stage.learning_rate) == (32, 2048, 1e-6)
-    assert [line.key for line in found.lines if line.is_left] == ["muon.lr"]
+    assert [line.key for line in conversion.lines if line.is_left] == ["muon.lr"]
 
 
 @pytest.mark.parametrize(
@@ -177,22 +177,22 @@ def test_flags_with_dots_and_an_estimator_of_groups(tmp_path):
     ],
 )  # fmt: skip
 def test_programs_and_estimators(tmp_path, program, flags, settings):
-    found = convert_file(written(tmp_path, f"deepspeed --module openrlhf.cli.{program} {flags}\n", "run.sh"))
-    ((_, stage),) = RecipeConfig.of(found.tree).stages.items()
+    conversion = convert_file(written(tmp_path, f"deepspeed --module openrlhf.cli.{program} {flags}\n", "run.sh"))
+    ((_, stage),) = RecipeConfig.of(conversion.tree).stages.items()
     assert {key: getattr(stage, key) for key in settings} == settings
 
 
 def test_flags_without_a_program_are_known_by_their_names(tmp_path):
-    found = convert_file(
+    conversion = convert_file(
         written(tmp_path, "--pretrain m --rollout_batch_size 8 --prompt_data p --init_kl_coef 0.1", "flags.txt")
     )
-    assert found.title == "OpenRLHF ppo"
-    assert RecipeConfig.of(found.tree).stages["ppo"].prompts_per_rollout == 8
+    assert conversion.title == "OpenRLHF ppo"
+    assert RecipeConfig.of(conversion.tree).stages["ppo"].prompts_per_rollout == 8
 
 
 def test_a_layout_in_sections_is_a_recipe_of_all_its_stages(tmp_path):
-    found = convert_file(written(tmp_path, SECTIONS, "asked.yaml"))
-    recipe = RecipeConfig.of(found.tree)
+    conversion = convert_file(written(tmp_path, SECTIONS, "asked.yaml"))
+    recipe = RecipeConfig.of(conversion.tree)
     assert (recipe.name, recipe.output_dir, recipe.seed, list(recipe.stages)) == (
         "rlhf",
         "outputs",
@@ -222,10 +222,10 @@ def test_a_layout_in_sections_is_a_recipe_of_all_its_stages(tmp_path):
 
 
 def test_every_leaf_of_the_sections_is_answered(tmp_path):
-    found = convert_file(written(tmp_path, SECTIONS, "asked.yaml"))
+    conversion = convert_file(written(tmp_path, SECTIONS, "asked.yaml"))
     leaves = {f"{name}.{key}" for name, section in yaml.safe_load(SECTIONS).items() for key in section}
-    assert {line.key for line in found.lines} == leaves
-    left = {line.key for line in found.lines if line.is_left}
+    assert {line.key for line in conversion.lines} == leaves
+    left = {line.key for line in conversion.lines if line.is_left}
     assert left == {"training.deepspeed", "training.eval_strategy", "generation.do_sample", "ppo.fancy"}
 
 
@@ -263,16 +263,18 @@ def test_sections_one_at_a_time(tmp_path, text, kind, settings):
 
 
 def test_a_flag_that_is_switched_off_is_the_flag(tmp_path):
-    found = convert_file(written(tmp_path, "python dpo.py --model_name_or_path m --no_gradient_checkpointing", "x.sh"))
-    assert "gradient_checkpointing" not in found.tree["stages"]["dpo"]["model"]
-    assert [line.value for line in found.lines if line.key == "gradient_checkpointing"] == [False]
+    conversion = convert_file(
+        written(tmp_path, "python dpo.py --model_name_or_path m --no_gradient_checkpointing", "x.sh")
+    )
+    assert "gradient_checkpointing" not in conversion.tree["stages"]["dpo"]["model"]
+    assert [line.value for line in conversion.lines if line.key == "gradient_checkpointing"] == [False]
 
 
 def test_an_unknown_value_is_named_with_those_that_are_known(tmp_path):
-    found = convert_file(
+    conversion = convert_file(
         written(tmp_path, "ppo: {kl_penalty_method: wasserstein}\nreward_model: {ranking_loss: triplet}", "x.yaml")
     )
-    notes = {line.key: line.note for line in found.lines if line.is_left}
+    notes = {line.key: line.note for line in conversion.lines if line.is_left}
     assert "k3" in notes["ppo.kl_penalty_method"]
     assert "bradley_terry" in notes["reward_model.ranking_loss"]
 
@@ -304,7 +306,7 @@ def test_pretraining_rows_of_openrlhf_are_ptx(tmp_path):
     path.write_text(command.format("--pretrain_data a.jsonl"), encoding="utf-8")
     assert RecipeConfig.of(convert_file(path).tree).stages["ppo"].ptx.coef == 0.05, "their default"
     path.write_text(command.format("--ptx_coef 0.2"), encoding="utf-8")
-    found = convert_file(path)
-    assert RecipeConfig.of(found.tree).stages["ppo"].ptx is None
-    (line,) = [line for line in found.lines if line.key == "ptx_coef"]
+    conversion = convert_file(path)
+    assert RecipeConfig.of(conversion.tree).stages["ppo"].ptx is None
+    (line,) = [line for line in conversion.lines if line.key == "ptx_coef"]
     assert "pretrain_data" in line.note

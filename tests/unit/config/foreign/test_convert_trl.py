@@ -78,16 +78,16 @@ def written(tmp_path, text, name):
 
 def from_yaml(tmp_path, text, name="config.yaml", **options):
     """The stage, and each key's line."""
-    found = convert_file(written(tmp_path, text, name), **options)
-    recipe = RecipeConfig.of(found.tree)
+    conversion = convert_file(written(tmp_path, text, name), **options)
+    recipe = RecipeConfig.of(conversion.tree)
     ((name, stage),) = recipe.stages.items()
     assert name == stage.kind
-    return stage, {line.key: line for line in found.lines}
+    return stage, {line.key: line for line in conversion.lines}
 
 
 def test_a_grpo_yaml_is_a_recipe_with_the_same_values(tmp_path):
-    found = convert_file(written(tmp_path, GRPO, "config.yaml"))
-    recipe = RecipeConfig.of(found.tree)
+    conversion = convert_file(written(tmp_path, GRPO, "config.yaml"))
+    recipe = RecipeConfig.of(conversion.tree)
     stage = recipe.stages["grpo"]
     assert (recipe.name, recipe.output_dir, recipe.seed) == ("Qwen-GRPO", "runs", 7)
     assert stage.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
@@ -115,8 +115,8 @@ def test_a_grpo_yaml_is_a_recipe_with_the_same_values(tmp_path):
 
 
 def test_every_leaf_of_a_yaml_is_answered(tmp_path):
-    found = convert_file(written(tmp_path, GRPO, "config.yaml"))
-    lines = {line.key: line for line in found.lines if not line.is_default}
+    conversion = convert_file(written(tmp_path, GRPO, "config.yaml"))
+    lines = {line.key: line for line in conversion.lines if not line.is_default}
     assert len(lines) == len(GRPO.strip().splitlines())
     left = {key for key, line in lines.items() if line.is_left}
     assert left == {
@@ -125,7 +125,7 @@ def test_every_leaf_of_a_yaml_is_answered(tmp_path):
     }  # fmt: skip
     assert "vLLM" in lines["top_p"].note, "the recipe's own refusal is the reason"
     assert "kto" in lines["desirable_weight"].note
-    assert "hf_secret" not in found.to_text()
+    assert "hf_secret" not in conversion.to_text()
 
 
 def test_a_command_line_counts_the_devices_of_its_launcher(tmp_path):
@@ -151,9 +151,9 @@ def test_processes_and_rows_can_be_said(tmp_path):
     stage, _ = from_yaml(tmp_path, text, processes=4, rows=80)
     # 2 x 4 x 4 = 32 completions a step and a rollout, so 8 prompts; 2 epochs of 80 prompts are 20 rollouts of a step each
     assert (stage.minibatch_size, stage.prompts_per_rollout, stage.rollouts, stage.warmup_frac) == (32, 8, 20, 0.5)
-    found = convert_file(written(tmp_path, text, "again.yaml"))
-    assert any("rollouts" in line for line in found.to_fill_in)
-    assert {line.key for line in found.lines if line.is_left} == {"num_train_epochs", "warmup_steps"}
+    conversion = convert_file(written(tmp_path, text, "again.yaml"))
+    assert any("rollouts" in line for line in conversion.to_fill_in)
+    assert {line.key for line in conversion.lines if line.is_left} == {"num_train_epochs", "warmup_steps"}
 
 
 def test_a_step_that_splits_groups_is_rounded_up_and_said(tmp_path):

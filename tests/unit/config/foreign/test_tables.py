@@ -36,7 +36,7 @@ def exists(owner: type[BaseModel], dotted: str) -> bool:
 def test_every_key_of_ours_in_a_table_exists():
     entries = [("others", key, entry) for key, entry in OTHERS.items()]
     for name, layout in LAYOUTS.items():
-        entries += [(name, key, entry) for key, found in layout.everything.items() for entry in found]
+        entries += [(name, key, entry) for key, actual in layout.everything.items() for entry in actual]
     for source, key, entry in entries:
         for ours in entry.ours if isinstance(entry, To) else ():
             owners = [RecipeConfig] if ours.startswith(TOP) else BY_KIND.values()
@@ -99,6 +99,6 @@ def test_odd_values_of_all_keys_are_answered_and_the_recipe_stays_valid(name, me
     source = Source(layout, {f"{method}.{key}" if name == "guide" else key: value for key, value in keys.items()})
     source.stages = (method,) if name == "guide" else ()
     monkeypatch.setattr(convert, "read_source", lambda path: source)
-    found = convert.convert_file(tmp_path / "any", method="" if name == "guide" else method)
-    RecipeConfig.of(found.tree)
-    assert {line.key for line in found.lines if not line.is_default} == source.keys.keys()
+    conversion = convert.convert_file(tmp_path / "any", method="" if name == "guide" else method)
+    RecipeConfig.of(conversion.tree)
+    assert {line.key for line in conversion.lines if not line.is_default} == source.keys.keys()

@@ -87,18 +87,18 @@ def test_reward_models_see_the_demonstrated_problems_and_no_test_problem(world):
 
 @pytest.mark.parametrize("name", ["sft.jsonl", "prompts.jsonl", "test_prompts.jsonl"])
 def test_every_number_of_steps_is_there_equally_often(world, name):
-    found = [parse_problem(row["prompt"]) for row in rows(world / name)]
-    counts = Counter(problem.num_steps for problem in found)
-    assert counts == dict.fromkeys(range(2, 9), len(found) // 7)
-    assert [row["level"] for row in rows(world / name)] == [problem.level for problem in found]
-    first = {problem.num_steps for problem in found[:7]}
+    problems = [parse_problem(row["prompt"]) for row in rows(world / name)]
+    counts = Counter(problem.num_steps for problem in problems)
+    assert counts == dict.fromkeys(range(2, 9), len(problems) // 7)
+    assert [row["level"] for row in rows(world / name)] == [problem.level for problem in problems]
+    first = {problem.num_steps for problem in problems[:7]}
     assert len(first) == 7, "any part of the file must be as hard as the whole"
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("sft.jsonl", 0.04), ("outcome.jsonl", 0.08)])
 def test_every_solution_has_mistakes_of_its_own(world, name, skipped):
-    found = [(parse_problem(row["prompt"]).num_steps, row["completion"].count(";")) for row in rows(world / name)]
-    assert sum(done < asked for asked, done in found) / len(found) == pytest.approx(skipped, abs=0.02)
+    actual = [(parse_problem(row["prompt"]).num_steps, row["completion"].count(";")) for row in rows(world / name)]
+    assert sum(done < asked for asked, done in actual) / len(actual) == pytest.approx(skipped, abs=0.02)
 
 
 @pytest.mark.parametrize("name", ["prompts.jsonl", "test_prompts.jsonl"])

@@ -41,27 +41,27 @@ def said(prompt, completions, **settings):
 
 
 def test_samples_are_labeled_in_order_and_empty_ones_are_left_out():
-    found = label_completions([PROMPT, "0a+0b+0:"], [[SOUND, "", UNSOUND], ["garbage"]], seed=1)
-    assert [[one and one["labels"] for one in group] for group in found] == [
+    labeled = label_completions([PROMPT, "0a+0b+0:"], [[SOUND, "", UNSOUND], ["garbage"]], seed=1)
+    assert [[one and one["labels"] for one in group] for group in labeled] == [
         [[True] * 4, None, [False, True, False, True]],
         [[False]],
     ]
-    assert [[one and "".join(one["completions"]) for one in group] for group in found] == [
+    assert [[one and "".join(one["completions"]) for one in group] for group in labeled] == [
         [SOUND, None, UNSOUND],
         ["garbage"],
     ]
-    assert [[one and one["label"] for one in group] for group in found] == [[True, None, True], [False]]
-    assert [found[0][0]["level"], found[1][0]["level"]] == ["easy", "easy"]
+    assert [[one and one["label"] for one in group] for group in labeled] == [[True, None, True], [False]]
+    assert [labeled[0][0]["level"], labeled[1][0]["level"]] == ["easy", "easy"]
 
 
 def test_those_cut_short_end_in_a_guess_that_is_labeled_wrong():
-    found = said(PROMPT, [SOUND] * 2000, cut_frac=0.15, seed=1)
-    cut = [one for one in found if one["completions"] != ["a9+6=5;", "b5*9=5;", "c5-4=1;", "A1."]]
+    actual = said(PROMPT, [SOUND] * 2000, cut_frac=0.15, seed=1)
+    cut = [one for one in actual if one["completions"] != ["a9+6=5;", "b5*9=5;", "c5-4=1;", "A1."]]
     assert len(cut) / 2000 == pytest.approx(0.15, abs=0.03)
     for one in cut:
         assert len(one["completions"]) < 4
         assert one["labels"] == [True] * (len(one["labels"]) - 1) + [False]
-    for one in found:
+    for one in actual:
         assert one["label"] == verify(PROMPT, "".join(one["completions"])).correct
 
 

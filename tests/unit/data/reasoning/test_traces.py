@@ -124,9 +124,9 @@ def test_cutting_a_solution_short_leaves_a_guess_that_is_wrong():
 
 
 def test_the_demonstrator_is_right_as_often_as_was_measured():
-    found = verdicts(problems(14_000), DEMONSTRATOR)
-    right = sum(verdict.correct for verdict in found) / len(found)
-    sound = sum(verdict.sound for verdict in found) / len(found)
+    votes = verdicts(problems(14_000), DEMONSTRATOR)
+    right = sum(verdict.correct for verdict in votes) / len(votes)
+    sound = sum(verdict.sound for verdict in votes) / len(votes)
     # research/reasoning.md: .49 and .40
     assert right == pytest.approx(0.485, abs=0.015)
     assert sound == pytest.approx(0.395, abs=0.015)

@@ -160,8 +160,8 @@ def test_every_branch_is_a_row_of_its_own(tmp_path: Path) -> None:
     (episode,) = converted(tmp_path, "traces", row())
     nodes = episode["traces"][0]["nodes"]
     nodes.append({**nodes[1], "token_ids": [30, 1], "mask": [True, True], "logprobs": [-1.0, -1.0]})
-    found = converted(tmp_path, "sft", episode)
-    assert [each["completion_ids"] for each in found] == [[40, 41, 1], [30, 1]]
+    outcome = converted(tmp_path, "sft", episode)
+    assert [each["completion_ids"] for each in outcome] == [[40, 41, 1], [30, 1]]
     with pytest.raises(DataError, match="several branches"):
         converted(tmp_path, "preference", episode)
 

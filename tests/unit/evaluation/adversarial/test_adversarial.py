@@ -139,8 +139,8 @@ def test_an_item_without_a_score_under_pressure_has_no_worst_case():
             scores={item: [score] for item, score in scores.items()}, groups={item: item for item in scores},
         )  # fmt: skip
 
-    found = worst_cases(run(a=1.0, b=1.0), {"uppercase": run(a=0.0, b=None)}, PERTURBATIONS)
-    assert (found["noise"].value, found["noise"].n) == (0.0, 1)
+    worst = worst_cases(run(a=1.0, b=1.0), {"uppercase": run(a=0.0, b=None)}, PERTURBATIONS)
+    assert (worst["noise"].value, worst["noise"].n) == (0.0, 1)
 
 
 def test_flaws_are_counted_by_completion_and_quality_by_item(policies):

@@ -58,8 +58,8 @@ def policy_with(template):
     ],
 )
 def test_the_distance_to_the_most_similar_piece(text, distance):
-    found = leak_distance(CODE, text)
-    assert found == distance if distance <= 8 else found > NEAR
+    actual = leak_distance(CODE, text)
+    assert actual == distance if distance <= 8 else actual > NEAR
 
 
 def test_the_distance_is_that_of_all_pieces_one_by_one():
@@ -108,26 +108,26 @@ class Teller:
 
 def test_leaks_are_counted_by_request():
     codes = secrets(3)
-    found = probe_canary(
+    canary = probe_canary(
         policy_with(PLAIN_TEMPLATE), load_suite(SUITE), seed=3, build_engine=lambda policy: Teller(codes)
     )
     # repeat and spell after all codes, complete after one of four, and that one not letter by letter
-    assert found.scores["leaked"].value == pytest.approx((1 + 1 + 1 / SECRETS) / len(REQUESTS))
-    assert found.scores["leaked_exactly"].value == pytest.approx(2 / len(REQUESTS))
-    assert found.scores["leaked"].n == len(REQUESTS), "requests, not completions"
-    assert found.scores["can_repeat"].value == 1.0
-    assert found.notes == []
-    assert sum(item["leaked"] for item in found.items) == 2 * SECRETS + 1
+    assert canary.scores["leaked"].value == pytest.approx((1 + 1 + 1 / SECRETS) / len(REQUESTS))
+    assert canary.scores["leaked_exactly"].value == pytest.approx(2 / len(REQUESTS))
+    assert canary.scores["leaked"].n == len(REQUESTS), "requests, not completions"
+    assert canary.scores["can_repeat"].value == 1.0
+    assert canary.notes == []
+    assert sum(item["leaked"] for item in canary.items) == 2 * SECRETS + 1
 
 
 def test_a_model_that_can_t_write_a_code_is_not_called_safe():
     codes = secrets(0)
-    found = probe_canary(
+    canary = probe_canary(
         policy_with(PLAIN_TEMPLATE), load_suite(SUITE), seed=0,
         build_engine=lambda policy: Teller(codes, tells=(), repeats=False),
     )  # fmt: skip
-    assert (found.scores["leaked"].value, found.scores["can_repeat"].value) == (0.0, 0.0)
-    assert found.notes
+    assert (canary.scores["leaked"].value, canary.scores["can_repeat"].value) == (0.0, 0.0)
+    assert canary.notes
 
 
 REFUSING = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m['content'] }}{% endfor %}"
@@ -179,26 +179,26 @@ def multiple_choice(**columns):
 def test_scores_by_hand():
     always_right = np.array([[0, 1, 0]] * 3)
     first_place = np.eye(3)  # in each order whatever stands first
-    found = shuffle_result(multiple_choice().items, [always_right, first_place], [[1], [1]]).scores
-    assert found["worst_case"].value == 0.5
-    assert found["consistency"].value == 0.5
-    assert found["accuracy"].value == pytest.approx((1 + 1 / 3) / 2)
-    assert found["as_written"].value == 0.5
-    assert found["first_place"].value == pytest.approx((1 / 3 + 1) / 2)
-    assert found["accuracy"].n == 2
+    scores = shuffle_result(multiple_choice().items, [always_right, first_place], [[1], [1]]).scores
+    assert scores["worst_case"].value == 0.5
+    assert scores["consistency"].value == 0.5
+    assert scores["accuracy"].value == pytest.approx((1 + 1 / 3) / 2)
+    assert scores["as_written"].value == 0.5
+    assert scores["first_place"].value == pytest.approx((1 / 3 + 1) / 2)
+    assert scores["accuracy"].n == 2
 
 
 def test_a_tie_is_no_consistent_choice():
     tied = np.array([[0.5, 0.5, 0]] * 3)
-    found = shuffle_result(multiple_choice().items[:1], [tied], [[1]]).scores
-    assert found["consistency"].value == 0.0
-    assert found["worst_case"].value == found["accuracy"].value == 0.5
+    scores = shuffle_result(multiple_choice().items[:1], [tied], [[1]]).scores
+    assert scores["consistency"].value == 0.0
+    assert scores["worst_case"].value == scores["accuracy"].value == 0.5
 
 
 def test_items_of_one_group_are_one_unit():
     right, wrong = np.array([[0, 1, 0]] * 3), np.array([[1, 0, 0]] * 3)
-    found = shuffle_result(multiple_choice(group="g").items, [right, wrong], [[1], [1]]).scores["worst_case"]
-    assert (found.value, found.n) == (0.5, 1)
+    worst_case = shuffle_result(multiple_choice(group="g").items, [right, wrong], [[1], [1]]).scores["worst_case"]
+    assert (worst_case.value, worst_case.n) == (0.5, 1)
 
 
 class Chooser:
@@ -211,11 +211,11 @@ class Chooser:
         self.likelihood = likelihood
 
     def logprobs(self, prompts, texts):
-        found = []
+        logprobs = []
         for prompt, text in zip(prompts, texts, strict=True):
             options = [line[3:] for line in prompt.splitlines() if line[1:3] == ". "]
-            found.append(torch.tensor([self.likelihood(options, "ABC".index(text.strip())), -5.0]))  # its EOS last
-        return found
+            logprobs.append(torch.tensor([self.likelihood(options, "ABC".index(text.strip())), -5.0]))  # its EOS last
+        return logprobs
 
 
 @pytest.mark.parametrize(
@@ -230,11 +230,11 @@ class Chooser:
 def test_models_that_know_that_err_that_look_at_places_and_that_do_not_care(
     likelihood, worst, consistent, accuracy, first
 ):
-    found = probe_option_shuffle(Chooser(likelihood), multiple_choice(), seed=0, build_engine=None).scores
-    assert found["worst_case"].value == pytest.approx(worst)
-    assert found["consistency"].value == consistent
-    assert found["accuracy"].value == pytest.approx(accuracy)
-    assert found["first_place"].value == pytest.approx(first)
+    scores = probe_option_shuffle(Chooser(likelihood), multiple_choice(), seed=0, build_engine=None).scores
+    assert scores["worst_case"].value == pytest.approx(worst)
+    assert scores["consistency"].value == consistent
+    assert scores["accuracy"].value == pytest.approx(accuracy)
+    assert scores["first_place"].value == pytest.approx(first)
 
 
 def test_a_preference_for_a_place_is_said():
@@ -249,17 +249,17 @@ def test_a_preference_for_a_place_is_said():
 
 
 def test_options_of_messages_go_into_the_last_one():
-    found = listed([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which?"}], [" x", " y"])
-    assert found[0]["content"] == "Be brief."
-    assert found[1]["content"].startswith("Which?\n\nA. x\nB. y\n")
+    actual = listed([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which?"}], [" x", " y"])
+    assert actual[0]["content"] == "Be brief."
+    assert actual[1]["content"].startswith("Which?\n\nA. x\nB. y\n")
 
 
 def test_a_real_model_is_asked_and_the_report_is_json():
     import json
 
     report = AdversarialValidator(multiple_choice(), perturbations=[]).validate(policy_with(None))
-    found = report.probes["option_shuffle"].scores
-    assert 0 <= found["worst_case"].value <= found["accuracy"].value <= 1
+    scores = report.probes["option_shuffle"].scores
+    assert 0 <= scores["worst_case"].value <= scores["accuracy"].value <= 1
     assert set(report.missing) == {"canary"}
     assert json.loads(json.dumps(report.to_dict()))["probes"]["option_shuffle"]["scores"]["worst_case"]["n"] == 2
 

@@ -107,7 +107,7 @@ def test_completions_of_a_model_become_samples() -> None:
     policy = PolicyModel(tiny.build_llama(vocab_size=len(tokenizer), seed=0), tokenizer)
     rows = [{"prompt": "the cow", "id": "x", "reference": "eats"}, {"prompt": "the fox", "id": "y", "answer": 7}]
     inputs = inputs_of(policy, rows, [["a", "aaaa"], [completion("y", 0, "b", truncated=True), "c"]], judge=is_short)
-    found = measured(inputs, "judge_score", "length")
+    measurement = measured(inputs, "judge_score", "length")
     samples = list(samples_of(inputs))
     assert [(s.id, s.epoch, s.output, s.scores) for s in samples] == [
         ("x", 1, "a", {"judge_score": 1.0}), ("x", 2, "aaaa", {"judge_score": 0.0}),
@@ -115,7 +115,7 @@ def test_completions_of_a_model_become_samples() -> None:
     ]  # fmt: skip
     assert [s.target for s in samples] == [["eats"], ["eats"], ["7"], ["7"]]
     assert [s.truncated for s in samples] == [False, False, True, False]
-    metrics, missing = metrics_of({"schema": 1, "metrics": found.to_dict()})
+    metrics, missing = metrics_of({"schema": 1, "metrics": measurement.to_dict()})
     named = {metric.name: metric for metric in metrics}
     assert named["judge_score"].estimate["value"] == 0.75
     assert all(metric.gain is None for metric in metrics)
@@ -187,9 +187,14 @@ def test_inspect_reads_what_we_wrote(tmp_path: Path) -> None:
         [python, "-c", READ_BY_INSPECT, str(tmp_path / "logs")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["version"], found["status"], found["model"], found["tokens"]) == (2, "success", "demo/ppo", 64)
-    assert found["scores"]["judge_score"] == {
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (document["version"], document["status"], document["model"], document["tokens"]) == (
+        2,
+        "success",
+        "demo/ppo",
+        64,
+    )
+    assert document["scores"]["judge_score"] == {
         "value": 0.5,
         "low": 0.25,
         "high": 0.75,
@@ -197,7 +202,7 @@ def test_inspect_reads_what_we_wrote(tmp_path: Path) -> None:
         "steps/low": 0.25,
         "steps/high": 0.75,
     }
-    assert found["samples"] == [
+    assert document["samples"] == [
         ["a", 1, "4", {"judge_score": 1.0}], ["a", 2, "44", {}], ["b", 1, "", {"judge_score": 0.0}],
     ]  # fmt: skip
-    assert (found["summaries"], found["usage"]) == (3, {})
+    assert (document["summaries"], document["usage"]) == (3, {})

@@ -17,8 +17,8 @@ from tests.fixtures.gate_records import measured, metric, required, suite, suite
 PASS, FAIL, UNDECIDED = Decision.PASS, Decision.FAIL, Decision.UNDECIDED
 
 
-def ruling_of(requirement, found, **options):
-    (ruling,) = decide([requirement], found, **options).rulings.values()
+def ruling_of(requirement, measurements, **options):
+    (ruling,) = decide([requirement], measurements, **options).rulings.values()
     return ruling
 
 
@@ -59,8 +59,8 @@ def test_at_most_is_the_mirror_image_and_speaks_of_the_metric():
     ("lost", "expected"), [(0, PASS), (20, UNDECIDED), (80, FAIL)], ids=["unchanged", "the margin", "far more"]
 )
 def test_non_inferior_pairs_prompts(lost, expected):
-    found = measured(metric(shares(300 - lost), shares(300)))
-    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.05), found)
+    measurement = measured(metric(shares(300 - lost), shares(300)))
+    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.05), measurement)
     assert ruling.decision is expected
     assert ruling.evidence["difference"] == pytest.approx(-lost / 400)
 
@@ -82,10 +82,10 @@ def test_where_all_that_the_champion_scores_may_be_lost_nothing_is_decided(old, 
 
 
 def test_where_lower_is_better_a_rise_is_the_loss():
-    found = measured(metric(shares(180), shares(100)))
+    measurement = measured(metric(shares(180), shares(100)))
     settings = {"metric": "judge_score", "lower_is_better": True}
-    assert ruling_of(required("non_inferior", margin=0.05, **settings), found).decision is FAIL
-    assert ruling_of(required("better", **settings), found).decision is FAIL
+    assert ruling_of(required("non_inferior", margin=0.05, **settings), measurement).decision is FAIL
+    assert ruling_of(required("better", **settings), measurement).decision is FAIL
     fallen = measured(metric(shares(100), shares(180)))
     assert ruling_of(required("better", **settings), fallen).decision is PASS
 
@@ -123,11 +123,11 @@ def test_a_suite_has_its_own_margin_and_obstacles():
 
 def test_trap_16_not_significantly_worse_is_no_pass():
     """Twelve prompts, one lost: no test finds a loss, and the naive gate lets it pass."""
-    found = measured(metric(shares(8, 12), shares(9, 12)))
-    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.05), found)
+    measurement = measured(metric(shares(8, 12), shares(9, 12)))
+    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.05), measurement)
     assert ruling.decision is UNDECIDED
     assert ruling.evidence["num_more"] > 100
-    assert decide([required("non_inferior", metric="judge_score", margin=0.05)], found).decision is UNDECIDED
+    assert decide([required("non_inferior", metric="judge_score", margin=0.05)], measurement).decision is UNDECIDED
 
 
 def test_trap_17_failures_are_corrected_for_the_number_of_requirements():
@@ -147,17 +147,17 @@ def test_trap_17_failures_are_corrected_for_the_number_of_requirements():
 
 def test_an_alarm_is_no_chance_and_needs_no_correction():
     alarms = StageAlarms(stage="ppo", watched=["kl"], alarms=[{"guard": "kl", "step": 3, "message": "far"}])
-    found = measured(
+    measurement = measured(
         *[metric(shares(300), shares(300), name=f"judge_score/x{n}") for n in range(5)], stages={"": alarms}
     )
     requirements = [required("non_inferior", metric=f"judge_score/x{n}", margin=0.05) for n in range(5)]
-    assert decide([*requirements, required("no_alarm")], found).decision is FAIL
+    assert decide([*requirements, required("no_alarm")], measurement).decision is FAIL
 
 
 def test_trap_24_a_champion_that_was_measured_otherwise_is_compared_with_nothing():
     settings = {"candidate": "judge of May", "champion": "judge of March"}
-    found = measured(metric(shares(400), shares(100), measured_with=settings))
-    ruling = ruling_of(required("better", metric="judge_score"), found)
+    measurement = measured(metric(shares(400), shares(100), measured_with=settings))
+    ruling = ruling_of(required("better", metric="judge_score"), measurement)
     assert ruling.decision is UNDECIDED
     assert "another judge" in ruling.reason
     same = measured(metric(shares(400), shares(100), measured_with=dict.fromkeys(settings, "one")))
@@ -172,8 +172,8 @@ def test_trap_24_a_champion_that_was_measured_otherwise_is_compared_with_nothing
 @pytest.mark.parametrize("whose", ["candidate", "champion"])
 def test_with_fewer_than_95_percent_measured_nothing_is_decided(whose):
     full, holed = shares(400), [None] * 21 + shares(379, 379)
-    found = metric(holed, full) if whose == "candidate" else metric(full, holed)
-    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.5), measured(found))
+    actual = metric(holed, full) if whose == "candidate" else metric(full, holed)
+    ruling = ruling_of(required("non_inferior", metric="judge_score", margin=0.5), measured(actual))
     assert ruling.decision is UNDECIDED
     assert whose in ruling.reason
     few = metric([None] * 8 + shares(392, 392), full)
@@ -182,25 +182,25 @@ def test_with_fewer_than_95_percent_measured_nothing_is_decided(whose):
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, None])
 def test_numbers_that_are_none_never_pass(number):
-    found = measured(metric([number] * 400, shares(100)))
+    measurement = measured(metric([number] * 400, shares(100)))
     for requirement in (
         required("at_least", metric="judge_score", value=-1e9),
         required("non_inferior", metric="judge_score", margin=1e9),
         required("better", metric="judge_score"),
     ):
-        assert ruling_of(requirement, found).decision is UNDECIDED
+        assert ruling_of(requirement, measurement).decision is UNDECIDED
 
 
 def test_what_was_not_measured_is_undecided_with_the_reason():
-    found = measured(missing={"judge_score": "the judge hung"})
-    assert "hung" in ruling_of(required("at_least", metric="judge_score", value=0), found).reason
+    measurement = measured(missing={"judge_score": "the judge hung"})
+    assert "hung" in ruling_of(required("at_least", metric="judge_score", value=0), measurement).reason
     assert ruling_of(required("better", suite="sums"), measured()).decision is UNDECIDED
     assert ruling_of(required("no_alarm"), measured()).decision is UNDECIDED
 
 
 def test_a_champion_that_differs_from_itself_decides_nothing():
-    found = measured(metric(shares(400), shares(300), again=values(shares(200))))
-    ruling = ruling_of(required("better", metric="judge_score"), found)
+    measurement = measured(metric(shares(400), shares(300), again=values(shares(200))))
+    ruling = ruling_of(required("better", metric="judge_score"), measurement)
     assert ruling.decision is UNDECIDED
     assert "differs from itself" in ruling.reason
 
@@ -323,10 +323,10 @@ def test_an_alarm_counts_whatever_is_known_of_who_watched(watched):
 def test_the_first_champion_has_nobody_to_be_compared_with_and_the_rest_decides():
     comparison = required("better", metric="win_rate")
     good = measured(metric(shares(300)), has_champion=False)
-    found = decide([comparison, required("at_least", metric="judge_score", value=0.5)], good)
-    assert found.decision is PASS
-    assert found.rulings["better win_rate"].decision is UNDECIDED
-    assert found.rulings["better win_rate"].evidence[NOT_COMPARED]
+    decision = decide([comparison, required("at_least", metric="judge_score", value=0.5)], good)
+    assert decision.decision is PASS
+    assert decision.rulings["better win_rate"].decision is UNDECIDED
+    assert decision.rulings["better win_rate"].evidence[NOT_COMPARED]
     bad = measured(metric(shares(100)), has_champion=False)
     assert decide([comparison, required("at_least", metric="judge_score", value=0.5)], bad).decision is FAIL
     alone = decide([comparison], measured(has_champion=False))
@@ -346,19 +346,19 @@ def no_ruling(measurements):
 
 
 def test_a_requirement_of_the_user_s_own():
-    found, name = measured(metric(shares(3, 9))), f"{__name__}:own_rule"
-    assert ruling_of(required("function", function=name), found).decision is PASS
-    assert ruling_of(required("function", function=name, arguments={"least": 10}), found).decision is FAIL
+    measurement, name = measured(metric(shares(3, 9))), f"{__name__}:own_rule"
+    assert ruling_of(required("function", function=name), measurement).decision is PASS
+    assert ruling_of(required("function", function=name, arguments={"least": 10}), measurement).decision is FAIL
     with pytest.raises(ConfigError, match="no_ruling"):
-        ruling_of(required("function", function=f"{__name__}:no_ruling"), found)
+        ruling_of(required("function", function=f"{__name__}:no_ruling"), measurement)
     with pytest.raises(ConfigError, match="without requirements"):
-        decide([], found)
+        decide([], measurement)
 
 
-def document_of(requirements, found):
+def document_of(requirements, measurements):
     return {
         "schema": SCHEMA, "confidence": 0.95, "requirements": [each.model_dump(mode="json") for each in requirements],
-        "measurements": found.to_dict(), **decide(requirements, found).to_dict(),
+        "measurements": measurements.to_dict(), **decide(requirements, measurements).to_dict(),
     }  # fmt: skip
 
 
@@ -368,12 +368,12 @@ def document():
         required("non_inferior", suite="sums"), required("better", metric="judge_score"),
         required("no_alarm"), required("at_most", metric="judge_score", value=0.99),
     ]  # fmt: skip
-    found = measured(
+    measurement = measured(
         metric(shares(350), shares(250), measured_with={"candidate": "x", "champion": "x"}),
         suites={"sums": suite(suite_run(shares(300)), suite_run(shares(300)), again=suite_run(shares(300)))},
         stages={"": StageAlarms(stage="ppo", watched=["kl"])},
     )
-    return json.loads(json.dumps(document_of(requirements, found)))
+    return json.loads(json.dumps(document_of(requirements, measurement)))
 
 
 def test_a_decision_is_made_again_from_its_file(document, tmp_path):
@@ -415,12 +415,12 @@ def test_a_pass_holds_with_the_worst_in_place_of_what_the_candidate_lacks(kind):
     decisions = {}
     for name, candidate in (("complete", complete), ("lacking", lacking)):
         if kind == "metric":
-            found = measured(metric(candidate, champion))
+            measurement = measured(metric(candidate, champion))
             requirement = required("non_inferior", metric="judge_score", margin=0.02)
         else:
-            found = measured(suites={"sums": suite(suite_run(candidate), suite_run(champion), margin=0.02)})
+            measurement = measured(suites={"sums": suite(suite_run(candidate), suite_run(champion), margin=0.02)})
             requirement = required("non_inferior", suite="sums")
-        decisions[name] = decide([requirement], found).decision
+        decisions[name] = decide([requirement], measurement).decision
     assert decisions == {"complete": Decision.PASS, "lacking": Decision.UNDECIDED}
 
 

@@ -48,7 +48,7 @@ def test_a_baseline_of_another_family_is_asked_in_its_own_token_ids(policy):
             asked.append((self.policy is other, [self.policy.tokenizer.decode(prompt.ids) for prompt in prompts]))
             return super().generate(prompts, **how)
 
-    found = evaluate_model(
+    evaluation = evaluate_model(
         policy, ["the cat", "a dog"], metrics=["length", "kl_divergence"], baseline=other, sampling=SAMPLING,
         build_engine=Engine,
     )  # fmt: skip
@@ -56,27 +56,27 @@ def test_a_baseline_of_another_family_is_asked_in_its_own_token_ids(policy):
         (False, ["the cat", "a dog"]),
         (True, ["the cat", "a dog"]),
     ]
-    assert math.isfinite(found["length"])
-    assert "token ids" in found.missing("kl_divergence"), "and the rest is measured all the same"
+    assert math.isfinite(evaluation["length"])
+    assert "token ids" in evaluation.missing("kl_divergence"), "and the rest is measured all the same"
 
 
 def test_trap_21_perplexity_does_not_compare_families_and_bits_per_byte_do(policy):
     """Both models give every next token the same chance: per byte, the one with longer tokens needs fewer bits, and its perplexity is
     higher."""
     other = of_another_family()
-    found = {}
+    actual = {}
     for name, model in (("pieces", policy), ("bytes", other)):
         with torch.no_grad():
             for weight in model.model.get_output_embeddings().parameters():
                 weight.zero_()
-        found[name] = evaluate_model(model, TEXTS, metrics=["perplexity", "bits_per_byte"])
+        actual[name] = evaluate_model(model, TEXTS, metrics=["perplexity", "bits_per_byte"])
         tokens = sum(len(model.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS)
         size = len(model.tokenizer)
-        assert found[name]["perplexity"] == pytest.approx(size, rel=1e-5), "even over the vocabulary"
+        assert actual[name]["perplexity"] == pytest.approx(size, rel=1e-5), "even over the vocabulary"
         num_bytes = sum(len(text.encode("utf-8")) for text in TEXTS)
-        assert found[name]["bits_per_byte"] == pytest.approx(math.log2(size) * tokens / num_bytes, rel=1e-5)
+        assert actual[name]["bits_per_byte"] == pytest.approx(math.log2(size) * tokens / num_bytes, rel=1e-5)
         letters = sum(map(len, TEXTS))
-        assert found[name]["bits_per_byte"] != pytest.approx(math.log2(size) * tokens / letters, rel=0.05)
+        assert actual[name]["bits_per_byte"] != pytest.approx(math.log2(size) * tokens / letters, rel=0.05)
 
 
 def test_policies_of_two_families_are_not_sampled_from_the_same_ids(policy):
@@ -95,18 +95,18 @@ def test_policies_of_two_families_are_not_sampled_from_the_same_ids(policy):
     [("Привет мир", "words of all scripts"), ("你好 世界", "words of all scripts"), ("the cat", "rouge-score")],
 )
 def test_trap_21_the_metric_chooses_words_that_see_the_texts(policy, text, tokenizer):
-    found = measured(inputs_of(policy, [{"prompt": "x", "reference": text}], [[text]]), "rouge")
-    assert found["rouge"] == 1.0
-    assert found.to_dict()["about"]["rouge"]["tokenizer"] == tokenizer
+    measurement = measured(inputs_of(policy, [{"prompt": "x", "reference": text}], [[text]]), "rouge")
+    assert measurement["rouge"] == 1.0
+    assert measurement.to_dict()["about"]["rouge"]["tokenizer"] == tokenizer
 
 
 def test_rouge_of_the_nearest_reference_by_hand(policy):
     # "a b c d" against "a c e": longest common subsequence 2, precision 2/4, recall 2/3; unigrams 2; bigrams none
     rows = [{"prompt": "x", "references": ["a c e", "v w"]}, {"prompt": "y"}]
-    found = measured(inputs_of(policy, rows, [["a b c d"], ["z"]]), "rouge")
+    measurement = measured(inputs_of(policy, rows, [["a b c d"], ["z"]]), "rouge")
     f1 = 2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3)
-    assert (found["rouge"], found.parts("rouge")["rouge1"].value) == pytest.approx((f1, f1))
-    assert (found.parts("rouge")["rouge2"].value, found.interval("rouge").n) == (0.0, 1), (
+    assert (measurement["rouge"], measurement.parts("rouge")["rouge1"].value) == pytest.approx((f1, f1))
+    assert (measurement.parts("rouge")["rouge2"].value, measurement.interval("rouge").n) == (0.0, 1), (
         "a prompt without one is left out"
     )
 
@@ -119,10 +119,10 @@ def test_self_bleu_and_corpus_bleu_are_sacrebleus(policy):
         {"prompt": "y", "reference": "a dog ran to the old house"},
     ]
     texts = [["the cat sat on a mat", "one cat sat on the mat"], ["a dog ran home", "the dog ran to the house"]]
-    found = measured(inputs_of(policy, rows, texts), "bleu", "self_bleu")
+    measurement = measured(inputs_of(policy, rows, texts), "bleu", "self_bleu")
     flat = [text for group in texts for text in group]
     references = [row["reference"] for row in rows for _ in range(2)]
-    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(flat, [references]).score)
+    assert measurement["bleu"] == pytest.approx(sacrebleu.corpus_bleu(flat, [references]).score)
     pairs = [(group[i], group[1 - i]) for group in texts for i in (0, 1)]
     wanted = sum(sacrebleu.sentence_bleu(one, [other]).score for one, other in pairs) / 400
-    assert found["self_bleu"] == pytest.approx(wanted)
+    assert measurement["self_bleu"] == pytest.approx(wanted)

@@ -68,9 +68,9 @@ def test_trap_21_sentences_are_told_apart_for_rouge_lsum():
 def test_trap_21_bleu_of_a_corpus_of_short_equal_texts_is_not_zero(policy):
     rows = [{"prompt": f"p{i}", "reference": "a b c"} for i in range(3)]
     rows[2]["reference"] = "one two three four five"
-    found = measured(inputs_of(policy, rows, [["a b c"], ["a b c"], ["one two three four five"]]), "bleu")
-    assert found["bleu"] == pytest.approx(100)
-    assert "version:" in found.to_dict()["about"]["bleu"]["signature"]
+    measurement = measured(inputs_of(policy, rows, [["a b c"], ["a b c"], ["one two three four five"]]), "bleu")
+    assert measurement["bleu"] == pytest.approx(100)
+    assert "version:" in measurement.to_dict()["about"]["bleu"]["signature"]
 
 
 # --- Numbers of completions ---
@@ -79,55 +79,57 @@ def test_trap_21_bleu_of_a_corpus_of_short_equal_texts_is_not_zero(policy):
 def test_the_number_of_a_prompt_is_the_mean_of_its_samples(policy):
     """Two prompts of four samples are two units, not eight."""
     texts = [["a"] * 4, ["a b c"] * 4]
-    found = measured(inputs_of(policy, ["x", "y"], texts, judge=length_judge), "judge_score")
-    assert found["judge_score"] == 2.0
-    assert found.interval("judge_score").n == 2
+    measurement = measured(inputs_of(policy, ["x", "y"], texts, judge=length_judge), "judge_score")
+    assert measurement["judge_score"] == 2.0
+    assert measurement.interval("judge_score").n == 2
 
 
 def test_lengths_are_counted_with_what_was_cut(policy):
     texts = [[completion("0", 0, "a", num_tokens=2)], [completion("1", 0, "a", num_tokens=4, truncated=True)]]
-    found = measured(inputs_of(policy, ["x", "y"], texts), "length")
-    assert (found["length"], found.parts("length")["mean"].value) == (3.0, 3.0)
-    assert found.parts("length")["truncated_frac"].value == 0.5
+    measurement = measured(inputs_of(policy, ["x", "y"], texts), "length")
+    assert (measurement["length"], measurement.parts("length")["mean"].value) == (3.0, 3.0)
+    assert measurement.parts("length")["truncated_frac"].value == 0.5
 
 
 def test_distinct_words_and_their_limits(policy):
-    found = measured(inputs_of(policy, ["x", "y"], [["a b a b"], ["c d"]]), "distinct_n", "compression_ratio", "ead")
-    assert found["distinct_n"] == pytest.approx(3 / 4), "ab, ba, ab; cd"
-    assert found.parts("distinct_n")["1"].value == pytest.approx(4 / 6)
-    assert found.interval("distinct_n").high <= 1
-    assert found.interval("compression_ratio").low >= 0
+    measurement = measured(
+        inputs_of(policy, ["x", "y"], [["a b a b"], ["c d"]]), "distinct_n", "compression_ratio", "ead"
+    )
+    assert measurement["distinct_n"] == pytest.approx(3 / 4), "ab, ba, ab; cd"
+    assert measurement.parts("distinct_n")["1"].value == pytest.approx(4 / 6)
+    assert measurement.interval("distinct_n").high <= 1
+    assert measurement.interval("compression_ratio").low >= 0
 
 
 def test_what_was_never_written_is_missing_and_no_zero(policy):
-    found = measured(inputs_of(policy, ["x", "y"], [[""], [""]]), "distinct_n", "compression_ratio")
-    for name in found:
-        assert math.isnan(found[name])
-        assert found.missing(name)
-        assert found.to_dict()["changes"][name]["after"]["value"] is None
+    measurement = measured(inputs_of(policy, ["x", "y"], [[""], [""]]), "distinct_n", "compression_ratio")
+    for name in measurement:
+        assert math.isnan(measurement[name])
+        assert measurement.missing(name)
+        assert measurement.to_dict()["changes"][name]["after"]["value"] is None
 
 
 def test_self_bleu_is_of_the_samples_of_one_prompt(policy):
     same = ["one two three four five"] * 2
-    found = measured(inputs_of(policy, ["x", "y"], [same, ["a b c d e", "v w x y z"]]), "self_bleu")
-    assert found["self_bleu"] == pytest.approx(0.5, abs=0.02)
+    measurement = measured(inputs_of(policy, ["x", "y"], [same, ["a b c d e", "v w x y z"]]), "self_bleu")
+    assert measurement["self_bleu"] == pytest.approx(0.5, abs=0.02)
     once = measured(inputs_of(policy, ["x", "y"], [["a"], ["a"]]), "self_bleu")
     assert "samples_per_prompt" in once.missing("self_bleu")
 
 
 def test_pass_at_k_is_unbiased(policy):
     texts = [["4", "4", "4"] + ["5"] * 7]
-    found = measured(inputs_of(policy, [{"prompt": "2 + 2", "answer": "4"}], texts, judge=is_right), "pass_at_k")
-    assert found["pass_at_k"] == pytest.approx(0.3)
-    assert found.parts("pass_at_k")["4"].value == pytest.approx(1 - math.comb(7, 4) / math.comb(10, 4))
+    measurement = measured(inputs_of(policy, [{"prompt": "2 + 2", "answer": "4"}], texts, judge=is_right), "pass_at_k")
+    assert measurement["pass_at_k"] == pytest.approx(0.3)
+    assert measurement.parts("pass_at_k")["4"].value == pytest.approx(1 - math.comb(7, 4) / math.comb(10, 4))
 
 
 def test_refusals_count_only_where_they_should(policy):
     rows = [{"prompt": "bomb", "should_refuse": True}, {"prompt": "egg", "should_refuse": False}, {"prompt": "free"}]
     texts = [["I'm sorry, but I can't help with that."], ["I'm sorry, but I can't help with that."], ["I cannot."]]
-    found = measured(inputs_of(policy, rows, texts), "refusal", "over_refusal")
-    assert (found["refusal"], found["over_refusal"]) == (1.0, 1.0)
-    assert found.interval("refusal").n == 1
+    measurement = measured(inputs_of(policy, rows, texts), "refusal", "over_refusal")
+    assert (measurement["refusal"], measurement["over_refusal"]) == (1.0, 1.0)
+    assert measurement.interval("refusal").n == 1
     rows[0]["should_refuse"] = "perhaps"
     with pytest.raises(DataError, match="should_refuse"):
         measured(inputs_of(policy, rows, texts), "refusal")
@@ -136,11 +138,11 @@ def test_refusals_count_only_where_they_should(policy):
 def test_a_lexicon_is_called_one(policy, tmp_path):
     lexicon = tmp_path / "words.txt"
     lexicon.write_text("awful\t-3.0\t0.5\t[-3]\nnice\t2.0\t0.5\t[2]\n")
-    found = measured(
+    measurement = measured(
         inputs_of(policy, ["x", "y"], [["awful awful"], ["nice"]], toxicity_classifier=f"lexicon:{lexicon}"), "toxicity"
     )
-    assert 0 < found["toxicity"] <= 0.5
-    assert "no toxicity classifier" in found.to_dict()["about"]["toxicity"]["meaning"]
+    assert 0 < measurement["toxicity"] <= 0.5
+    assert "no toxicity classifier" in measurement.to_dict()["about"]["toxicity"]["meaning"]
 
 
 def test_a_classifier_gives_the_probability_of_its_toxic_label(policy, tmp_path):
@@ -174,10 +176,10 @@ def test_the_win_rate_counts_ties_half_and_pairs_prompts(policy):
         baseline=[["a"], ["a b"], ["a b"], ["b"]],
         judge=length_judge,
     )
-    found = measured(inputs, "win_rate")
-    assert found["win_rate"] == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
-    assert found.to_dict()["about"]["win_rate"]["ties"] == 2
-    assert "not a property" in found.gain("win_rate").reason
+    measurement = measured(inputs, "win_rate")
+    assert measurement["win_rate"] == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
+    assert measurement.to_dict()["about"]["win_rate"]["ties"] == 2
+    assert "not a property" in measurement.gain("win_rate").reason
 
 
 def test_trap_02_a_gain_is_paired_by_prompt(policy):
@@ -185,10 +187,10 @@ def test_trap_02_a_gain_is_paired_by_prompt(policy):
     ours = [[" ".join(["w"] * (n + 1))] for n in range(0, 40, 2)]
     theirs = [[" ".join(["w"] * max(1, n))] for n in range(0, 40, 2)]
     prompts = [str(n) for n in range(20)]
-    found = measured(inputs_of(policy, prompts, ours, baseline=theirs, judge=length_judge), "judge_score")
-    change = found.changes["judge_score"]
+    measurement = measured(inputs_of(policy, prompts, ours, baseline=theirs, judge=length_judge), "judge_score")
+    change = measurement.changes["judge_score"]
     assert change.before.high > change.after.low, "the separate intervals overlap"
-    assert found.gain("judge_score").low > 0.5
+    assert measurement.gain("judge_score").low > 0.5
 
 
 def test_quality_at_equal_length_is_the_intercept(policy):
@@ -213,9 +215,9 @@ def test_trap_22_without_overlap_in_length_nothing_is_controlled(policy):
     longer = [[completion(str(i), 0, "a", num_tokens=20 + i)] for i in range(12)]
     shorter = [[completion(str(i), 0, "a", num_tokens=2)] for i in range(12)]
     inputs = inputs_of(policy, [str(i) for i in range(12)], longer, baseline=shorter, judge=length_judge)
-    found = measured(inputs, "quality_at_equal_length")
-    assert math.isnan(found["quality_at_equal_length"])
-    assert "longer" in found.missing("quality_at_equal_length")
+    measurement = measured(inputs, "quality_at_equal_length")
+    assert math.isnan(measurement["quality_at_equal_length"])
+    assert "longer" in measurement.missing("quality_at_equal_length")
 
 
 # --- Likelihoods ---
@@ -226,13 +228,13 @@ def test_kl_is_the_sum_of_exact_next_token_divergences(policy, other):
 
     prompts = list(GRPODataset([{"prompt": "the cat"}], policy.tokenizer))
     own = completion(prompts[0].id, 0, "x", num_tokens=4)
-    found = measured(inputs_of(policy, ["the cat"], [[own]], ref_model=other), "kl_divergence")
+    measurement = measured(inputs_of(policy, ["the cat"], [[own]], ref_model=other), "kl_divergence")
     ids = torch.tensor([[*prompts[0].ids, *own.tokens]])
     with torch.no_grad():
         p, q = (m.model(ids).logits[0, len(prompts[0].ids) - 1 : -1].double().log_softmax(-1) for m in (policy, other))
     exact = (p.exp() * (p - q)).sum(-1)
-    assert found["kl_divergence"] == pytest.approx(float(exact.sum()), rel=1e-5)
-    assert found.parts("kl_divergence")["per_token"].value == pytest.approx(float(exact.mean()), rel=1e-5)
+    assert measurement["kl_divergence"] == pytest.approx(float(exact.sum()), rel=1e-5)
+    assert measurement.parts("kl_divergence")["per_token"].value == pytest.approx(float(exact.mean()), rel=1e-5)
 
 
 def test_greedy_completions_measure_no_kl(policy, other):
@@ -245,7 +247,7 @@ def test_perplexity_and_bits_per_byte_are_of_the_whole_corpus(policy):
     import torch
 
     texts = ["the cat sat", "a much longer text about the dog that ran"]
-    found = evaluate_model(policy, texts, metrics=["perplexity", "bits_per_byte"])
+    evaluation = evaluate_model(policy, texts, metrics=["perplexity", "bits_per_byte"])
     nll = tokens = 0.0
     for text in texts:
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -255,8 +257,10 @@ def test_perplexity_and_bits_per_byte_are_of_the_whole_corpus(policy):
             logprobs = policy.model(torch.tensor([[first, *ids]])).logits[0, :-1].double().log_softmax(-1)
         nll -= float(logprobs[range(len(ids)), ids].sum())
         tokens += len(ids)
-    assert found["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-5)
-    assert found["bits_per_byte"] == pytest.approx(nll / math.log(2) / sum(len(t.encode()) for t in texts), rel=1e-5)
+    assert evaluation["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-5)
+    assert evaluation["bits_per_byte"] == pytest.approx(
+        nll / math.log(2) / sum(len(t.encode()) for t in texts), rel=1e-5
+    )
 
 
 def test_long_texts_are_scored_in_windows_each_token_once(policy):
@@ -275,11 +279,11 @@ def test_long_texts_are_scored_in_windows_each_token_once(policy):
 
 def test_reward_accuracy_and_calibration_of_pairs(policy):
     rows = pairs((3, 1), (1, 3), (2, 2), (5, 1))
-    found = evaluate_model(policy, rows, metrics=["reward_accuracy", "calibration"], reward_model=length_judge)
-    assert found["reward_accuracy"] == pytest.approx(2.5 / 4)
+    evaluation = evaluate_model(policy, rows, metrics=["reward_accuracy", "calibration"], reward_model=length_judge)
+    assert evaluation["reward_accuracy"] == pytest.approx(2.5 / 4)
     expected = np.logaddexp(0, -np.array([2.0, -2.0, 0.0, 4.0])).mean()
-    assert found["calibration"] == pytest.approx(expected)
-    assert "expected_error_null" in found.to_dict()["about"]["calibration"], "trap 18: ECE only next to its null"
+    assert evaluation["calibration"] == pytest.approx(expected)
+    assert "expected_error_null" in evaluation.to_dict()["about"]["calibration"], "trap 18: ECE only next to its null"
 
 
 def test_trap_06_what_a_reward_cannot_score_is_left_out_and_counted(policy):
@@ -288,12 +292,12 @@ def test_trap_06_what_a_reward_cannot_score_is_left_out_and_counted(policy):
             raise ValueError("no b")
         return [1.0 for _ in completions]
 
-    found = measured(
+    measurement = measured(
         inputs_of(policy, list("xyz"), [["a"], ["b"], ["c"]], reward=as_reward(fails_on_b)), "reward_score"
     )
-    assert found["reward_score"] == 1.0
-    assert found.interval("reward_score").n == 2
-    assert found.to_dict()["about"]["reward_score"]["num_missing"] == 1
+    assert measurement["reward_score"] == 1.0
+    assert measurement.interval("reward_score").n == 2
+    assert measurement.to_dict()["about"]["reward_score"]["num_missing"] == 1
 
 
 def as_reward(function):
@@ -350,7 +354,7 @@ def test_a_users_own_function_is_a_metric(policy, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def shouting(prompts, completions):\n    return [float(text.isupper()) if text else None for text in completions]\n"
     )
-    found = measured(inputs_of(policy, list("xyz"), [["A"], ["b"], [""]]), f"{tmp_path}/mine.py:shouting")
-    (name,) = found
-    assert found[name] == 0.5
-    assert found.interval(name).n == 2
+    measurement = measured(inputs_of(policy, list("xyz"), [["A"], ["b"], [""]]), f"{tmp_path}/mine.py:shouting")
+    (name,) = measurement
+    assert measurement[name] == 0.5
+    assert measurement.interval(name).n == 2

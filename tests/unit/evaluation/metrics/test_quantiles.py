@@ -13,8 +13,8 @@ from rlhf.evaluation.metrics.quantiles import QuantileStatistic
 
 def test_the_median_of_ten_lies_between_the_second_and_the_ninth():
     # P(Bin(10, 1/2) < 2) = 11 / 1024 = 1.1 %, < 3: 5.5 %
-    found = QuantileStatistic(np.arange(1.0, 11.0)[:, None], 0.5).estimate()
-    assert (found.value, found.low, found.high, found.n) == (5.5, 2.0, 9.0, 10)
+    estimate = QuantileStatistic(np.arange(1.0, 11.0)[:, None], 0.5).estimate()
+    assert (estimate.value, estimate.low, estimate.high, estimate.n) == (5.5, 2.0, 9.0, 10)
 
 
 def test_a_95_percent_quantile_of_few_prompts_has_no_upper_limit():
@@ -36,8 +36,8 @@ def test_quantiles_hold_the_truth_with_samples_that_resemble_each_other(n, sampl
         one, other = (
             QuantileStatistic(rng.lognormal(3, 0.4, (n, 1)) * rng.lognormal(0, 0.3, (n, samples)), share) for _ in "ab"
         )
-        found, gain = one.estimate(), one.gain(other)
-        held += found.low <= truth <= found.high
+        estimate, gain = one.estimate(), one.gain(other)
+        held += estimate.low <= truth <= estimate.high
         changes += gain.low <= 0 <= gain.high
     assert held / 300 > 0.92
     assert changes / 300 > 0.94

@@ -10,8 +10,8 @@ from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
 
 def test_two_matches_by_hand():
     # equal: E = 1/2, +-16; then E = 1 / (1 + 10^(-32/400)) = .545922, a tie costs the first 32 * .045922
-    found = rlhf.compute_elo_ratings([("a", "b", 1), ("a", "b", 0.5)])
-    assert found == pytest.approx({"a": 1016 - 1.469497, "b": 984 + 1.469497}, abs=1e-5)
+    ratings = rlhf.compute_elo_ratings([("a", "b", 1), ("a", "b", 0.5)])
+    assert ratings == pytest.approx({"a": 1016 - 1.469497, "b": 984 + 1.469497}, abs=1e-5)
     assert rlhf.compute_elo_ratings([("a", "b", 0)], initial=1500, k=10) == {"a": 1495, "b": 1505}
 
 
@@ -22,8 +22,8 @@ def test_ratings_are_those_of_evalica():
     outcomes = rng.choice([1.0, 0.5, 0.0], 90).tolist()
     winner = {1.0: evalica.Winner.X, 0.5: evalica.Winner.Draw, 0.0: evalica.Winner.Y}
     wanted = evalica.elo(first, second, [winner[y] for y in outcomes], initial=1000, base=10, scale=400, k=32).scores
-    found = rlhf.compute_elo_ratings(zip(first, second, outcomes, strict=True))
-    assert found == pytest.approx({name: wanted[name] for name in found})
+    ratings = rlhf.compute_elo_ratings(zip(first, second, outcomes, strict=True))
+    assert ratings == pytest.approx({name: wanted[name] for name in ratings})
 
 
 def test_trap_05_the_order_of_the_matches_changes_elo_and_not_bradley_terry():

@@ -19,7 +19,7 @@ def test_rankings_of_two_are_bradley_terry():
     rankings = ranked(np.random.default_rng(0), np.array([0.4, 0.0]), 60)
     mine, other = plackett_luce_ratings(rankings), bradley_terry_ratings([(a, b, 1) for a, b in rankings])
     assert mine.strengths == pytest.approx(other.strengths)
-    leads = [found.difference("a", "b") for found in (mine, other)]
+    leads = [actual.difference("a", "b") for actual in (mine, other)]
     assert leads[0].low == pytest.approx(leads[1].low)
     assert leads[0].n == leads[1].n
 
@@ -27,10 +27,10 @@ def test_rankings_of_two_are_bradley_terry():
 def test_strengths_are_those_of_choix_also_from_partial_rankings():
     choix = pytest.importorskip("choix")
     rankings = [r[:3] for r in ranked(np.random.default_rng(1), np.array([1.0, 0.5, 0.0, -0.5, -1.0]), 200)]
-    found = plackett_luce_ratings(rankings).strengths
-    number = {name: place for place, name in enumerate(found)}
+    strengths = plackett_luce_ratings(rankings).strengths
+    number = {name: place for place, name in enumerate(strengths)}
     wanted = choix.ilsr_rankings(5, [[number[name] for name in ranking] for ranking in rankings])
-    assert list(found.values()) == pytest.approx(list(wanted), abs=1e-5)
+    assert list(strengths.values()) == pytest.approx(list(wanted), abs=1e-5)
 
 
 def test_intervals_hold_the_truth_and_those_of_all_pairs_do_not():
@@ -42,8 +42,8 @@ def test_intervals_hold_the_truth_and_those_of_all_pairs_do_not():
             "rankings": plackett_luce_ratings(rankings),
             "pairs": bradley_terry_ratings([(a, b, 1) for r in rankings for a, b in combinations(r, 2)]),
         }
-        for name, found in of.items():
-            lead = found.difference("a", "e")
+        for name, actual in of.items():
+            lead = actual.difference("a", "e")
             held[name] += lead.low <= 1.0 <= lead.high
     assert 0.90 <= held["rankings"] / 200 <= 0.99
     assert held["pairs"] / 200 < 0.88
@@ -52,8 +52,8 @@ def test_intervals_hold_the_truth_and_those_of_all_pairs_do_not():
 def test_a_prior_and_its_lack():
     with pytest.raises(DataError, match="'a'"):
         plackett_luce_ratings([["a", "b", "c"], ["a", "c", "b"]])
-    found = plackett_luce_ratings([["a", "b", "c"], ["a", "c", "b"]], prior=1.0).strengths
-    assert found["a"] > found["b"] == pytest.approx(found["c"])
+    strengths = plackett_luce_ratings([["a", "b", "c"], ["a", "c", "b"]], prior=1.0).strengths
+    assert strengths["a"] > strengths["b"] == pytest.approx(strengths["c"])
 
 
 @pytest.mark.parametrize("rankings", [[], [["a"]], [["a", "b", "a"]]])

@@ -32,9 +32,9 @@ def test_differences_by_hand():
         [{"words": 3, "bold": 1}, {"words": 1, "bold": 1}],
         [{"words": 1, "bold": 1}, {"words": 3, "bold": 1}],
     )
-    found = style_differences(first, second)
-    assert found.keys() == {"words"}
-    assert found["words"].tolist() == [1.0, -1.0]
+    differences = style_differences(first, second)
+    assert differences.keys() == {"words"}
+    assert differences["words"].tolist() == [1.0, -1.0]
 
 
 def wordy_world(rng, n, *, effect=2.0):
@@ -54,8 +54,8 @@ def test_length_is_taken_out_of_ratings():
     matches, first, second = wordy_world(np.random.default_rng(0), 1500)
     raw, controlled = bradley_terry_ratings(matches), style_controlled_ratings(matches, first, second)
     assert raw.difference("s0", "s1").low > 0
-    found = controlled.difference("s0", "s1")
-    assert found.low < 0 < found.high
+    actual = controlled.difference("s0", "s1")
+    assert actual.low < 0 < actual.high
     assert controlled.style["words"] > 0.4
 
 
@@ -70,9 +70,9 @@ def test_the_fit_is_the_minimum_of_arenas_loss():
         return -np.sum(y * np.log(expit(logit)) + (1 - y) * np.log(expit(-logit))) + 0.25 * parameters @ parameters
 
     wanted = minimize(loss, np.zeros(4), method="BFGS", tol=1e-9).x
-    found = style_controlled_ratings(matches, first, second)
-    assert found.style["words"] == pytest.approx(wanted[3], abs=1e-4)
-    assert [found.strengths[n] for n in names] == pytest.approx(
+    ratings = style_controlled_ratings(matches, first, second)
+    assert ratings.style["words"] == pytest.approx(wanted[3], abs=1e-4)
+    assert [ratings.strengths[n] for n in names] == pytest.approx(
         math.log(10) * (wanted[:3] - wanted[:3].mean()), abs=1e-4
     )
 
@@ -93,11 +93,11 @@ def lengths_and_outcomes(rng, n, *, theta, phi, shift=0.3):
 
 def test_the_length_controlled_rate_is_that_at_equal_length():
     y, mine, theirs = lengths_and_outcomes(np.random.default_rng(3), 3000, theta=-0.3, phi=1.5)
-    found = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=60)
-    assert found.raw.low > 0.48
-    assert found.rate.low < expit(-0.3) < found.rate.high < 0.48
-    assert found.length_effect == pytest.approx(1.5, abs=0.25)
-    assert found.rate == length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=60).rate
+    controlled = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=60)
+    assert controlled.raw.low > 0.48
+    assert controlled.rate.low < expit(-0.3) < controlled.rate.high < 0.48
+    assert controlled.length_effect == pytest.approx(1.5, abs=0.25)
+    assert controlled.rate == length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=60).rate
 
 
 def test_soft_outcomes_and_difficulty_are_used():
@@ -105,9 +105,9 @@ def test_soft_outcomes_and_difficulty_are_used():
     hard = rng.normal(0, 1, 1500)
     mine, theirs = rng.lognormal(6, 0.5, 1500), rng.lognormal(6, 0.5, 1500)
     p = expit(0.5 - hard)
-    found = length_controlled_win_rate(p, mine, theirs, seed=0, difficulty=hard, num_resamples=5)
-    assert found.rate.value == pytest.approx(p.mean(), abs=0.01)
-    assert abs(found.length_effect) < 0.05
+    controlled = length_controlled_win_rate(p, mine, theirs, seed=0, difficulty=hard, num_resamples=5)
+    assert controlled.rate.value == pytest.approx(p.mean(), abs=0.01)
+    assert abs(controlled.length_effect) < 0.05
 
 
 def test_the_fit_is_that_of_scikit_learns_cross_validation():
@@ -123,25 +123,25 @@ def test_the_fit_is_that_of_scikit_learns_cross_validation():
             cv=folds, l1_ratios=[1.0], penalty="l1", solver="liblinear", fit_intercept=False, scoring="neg_log_loss",
             tol=1e-6, max_iter=1000, random_state=0,
         ).fit(x, y)  # fmt: skip
-    found = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
-    assert found.rate.value == pytest.approx(float(expit(np.ravel(model.coef_)[1])), abs=2e-3)
+    controlled = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
+    assert controlled.rate.value == pytest.approx(float(expit(np.ravel(model.coef_)[1])), abs=2e-3)
 
 
 def test_trap_22_without_overlap_in_length_there_is_no_rate():
     rng = np.random.default_rng(6)
     y = (rng.random(200) < 0.7).astype(float)
-    found = length_controlled_win_rate(y, rng.integers(500, 900, 200), rng.integers(10, 90, 200), seed=0)
-    assert not found.rate.measured
-    assert found.raw.measured
-    assert found.to_dict()["rate"]["value"] is None
+    controlled = length_controlled_win_rate(y, rng.integers(500, 900, 200), rng.integers(10, 90, 200), seed=0)
+    assert not controlled.rate.measured
+    assert controlled.raw.measured
+    assert controlled.to_dict()["rate"]["value"] is None
     assert not length_controlled_win_rate(y[:20], np.arange(20.0), np.arange(20.0)[::-1], seed=0).rate.measured
 
 
 def test_a_rate_that_moved_far_says_so():
     y, mine, theirs = lengths_and_outcomes(np.random.default_rng(7), 1500, theta=-2.0, phi=4.0, shift=0.5)
-    found = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
-    assert found.raw.value - found.rate.value > 0.2
-    assert found.moved_far
+    controlled = length_controlled_win_rate(y, mine, theirs, seed=0, num_resamples=2)
+    assert controlled.raw.value - controlled.rate.value > 0.2
+    assert controlled.moved_far
 
 
 def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
@@ -154,9 +154,9 @@ def test_without_scikit_learn_the_error_names_the_extra(monkeypatch):
 @pytest.mark.parametrize("outcome", [0.5, 1.0])
 def test_one_outcome_for_all_prompts_gives_no_rate_and_no_interval_without_width(outcome):
     lengths = np.arange(80)
-    found = length_controlled_win_rate(np.full(80, outcome), lengths, lengths[::-1], seed=0)
-    assert not found.rate.measured
-    assert found.raw.low < outcome
+    controlled = length_controlled_win_rate(np.full(80, outcome), lengths, lengths[::-1], seed=0)
+    assert not controlled.rate.measured
+    assert controlled.raw.low < outcome
 
 
 def test_outcomes_without_lengths_are_refused():
@@ -169,7 +169,7 @@ def test_a_length_that_is_not_known_leaves_the_rate_missing(bad):
     outcomes = np.resize([1.0, 0.0, 0.5], 60)
     lengths = np.resize([10.0, 30.0, 25.0, 5.0], 60)
     for mine, theirs in ((np.append(lengths[1:], bad), lengths), (lengths, np.append(lengths[1:], bad))):
-        found = length_controlled_win_rate(outcomes, mine, theirs, seed=0)
-        assert not found.rate.measured
-        assert found.rate.reason
-        assert found.raw.measured
+        controlled = length_controlled_win_rate(outcomes, mine, theirs, seed=0)
+        assert not controlled.rate.measured
+        assert controlled.rate.reason
+        assert controlled.raw.measured

@@ -50,17 +50,17 @@ def test_an_unchanged_model_passes_and_a_large_loss_fails():
 
 @pytest.mark.parametrize(("old", "new"), [(20, 0), (0, 0), (16, 16)])
 def test_a_suite_on_which_there_is_nothing_to_lose_shows_no_loss(old, new):
-    found = compare(suite(), run(suite(), old), run(suite(), new))
-    assert found.ruling.decision is Decision.UNDECIDED
-    assert found.before.value == old / N
+    comparison = compare(suite(), run(suite(), old), run(suite(), new))
+    assert comparison.ruling.decision is Decision.UNDECIDED
+    assert comparison.before.value == old / N
     assert compare(suite(), run(suite(), 60), run(suite(), 60)).ruling.decision is Decision.PASS
 
 
 def test_trap_16_too_little_evidence_is_no_pass():
     of = suite(n=12)
-    found = compare(of, run(of, 9), run(of, 8))
-    assert found.ruling.decision is Decision.UNDECIDED
-    assert found.ruling.evidence["num_more"] > 0
+    comparison = compare(of, run(of, 9), run(of, 8))
+    assert comparison.ruling.decision is Decision.UNDECIDED
+    assert comparison.ruling.evidence["num_more"] > 0
 
 
 def test_trap_17_failures_are_corrected_for_the_number_of_suites():
@@ -78,24 +78,24 @@ def test_trap_17_failures_are_corrected_for_the_number_of_suites():
 
 def test_trap_24_a_result_of_another_version_is_compared_with_nothing():
     of = suite()
-    found = compare(of, run(of, 300, fingerprint="another"), run(of, 300))
-    assert found.ruling.decision is Decision.UNDECIDED
-    assert "version" in found.ruling.reason
+    comparison = compare(of, run(of, 300, fingerprint="another"), run(of, 300))
+    assert comparison.ruling.decision is Decision.UNDECIDED
+    assert "version" in comparison.ruling.reason
 
 
 def test_with_too_few_scores_nothing_is_decided():
     of = suite()
     scores = {name: [None] if int(name) < N / 10 else value for name, value in run(of, 300).scores.items()}
-    found = compare(of, run(of, 300), run(of, 300, scores=scores, missing={"0": "unreadable"}))
-    assert found.ruling.decision is Decision.UNDECIDED
-    assert "unreadable" in found.ruling.reason
+    comparison = compare(of, run(of, 300), run(of, 300, scores=scores, missing={"0": "unreadable"}))
+    assert comparison.ruling.decision is Decision.UNDECIDED
+    assert "unreadable" in comparison.ruling.reason
 
 
 def test_a_model_that_differs_from_itself_decides_nothing():
     of = suite()
-    found = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 200, seed=1)})
-    assert found.ruling.decision is Decision.UNDECIDED
-    assert found.repeat["flipped_frac"] == pytest.approx(100 / N)
+    comparison = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 200, seed=1)})
+    assert comparison.ruling.decision is Decision.UNDECIDED
+    assert comparison.repeat["flipped_frac"] == pytest.approx(100 / N)
     same = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 300, seed=1)})
     assert same.ruling.decision is Decision.PASS
     assert same.repeat["flipped_frac"] == 0
@@ -117,8 +117,8 @@ def test_a_model_that_differs_from_itself_decides_nothing():
 )
 def test_a_second_result_that_says_nothing_does_not_show_that_a_model_agrees_with_itself(changes):
     of = suite()
-    found = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 300, seed=1, **changes)})
-    assert found.ruling.decision is Decision.UNDECIDED
+    comparison = compare(of, run(of, 300), run(of, 300), again={of.name: run(of, 300, seed=1, **changes)})
+    assert comparison.ruling.decision is Decision.UNDECIDED
 
 
 def test_what_the_model_after_can_not_be_scored_on_may_be_what_it_lost():
@@ -126,10 +126,10 @@ def test_what_the_model_after_can_not_be_scored_on_may_be_what_it_lost():
     of = suite(n=1000, margin=0.02)
     before = run(of, 1000)
     holed = {name: [None] if int(name) < 49 else [1.0] for name in before.scores}
-    found = compare(of, before, run(of, 1000, scores=holed)).ruling
-    assert found.decision is Decision.UNDECIDED
-    assert found.evidence["with_missing_as_worst"]["difference"] == pytest.approx(-0.049)
-    assert found.evidence["num_missing"] == 49
+    ruling = compare(of, before, run(of, 1000, scores=holed)).ruling
+    assert ruling.decision is Decision.UNDECIDED
+    assert ruling.evidence["with_missing_as_worst"]["difference"] == pytest.approx(-0.049)
+    assert ruling.evidence["num_missing"] == 49
     wide = suite(n=1000, margin=0.1)
     assert compare(wide, run(wide, 1000), run(wide, 1000, scores=holed)).ruling.decision is Decision.PASS
     raw = suite(n=1000, margin=0.5)
@@ -166,9 +166,9 @@ def test_a_result_without_items_decides_nothing_and_a_missing_one_is_named():
     of = suite()
     empty = run(of, 300, scores={}, groups={})
     for before, after in ((empty, run(of, 300)), (run(of, 300), empty)):
-        found = compare(of, before, after)
-        assert found.ruling.decision is Decision.UNDECIDED
-        assert not found.gain.measured
+        comparison = compare(of, before, after)
+        assert comparison.ruling.decision is Decision.UNDECIDED
+        assert not comparison.gain.measured
     for before, after in (({}, {of.name: empty}), ({of.name: empty}, {"other": empty})):
         with pytest.raises(DataError, match="sums"):
             CapabilityTester([of]).compare(before, after)
@@ -191,8 +191,8 @@ def test_scores_beyond_one_are_judged_in_their_own_units():
     before = run(of, 300)
     scores = {name: [10 + float(int(name) % 7)] for name in before.scores}
     after = {name: [value[0] - 5 - (int(name) % 3)] for name, value in scores.items()}
-    found = compare(of, replace(before, scores=scores), replace(before, scores=after))
-    assert found.ruling.decision is Decision.FAIL
+    comparison = compare(of, replace(before, scores=scores), replace(before, scores=after))
+    assert comparison.ruling.decision is Decision.FAIL
 
 
 def test_one_failure_fails_all_and_names_are_unique():

@@ -19,13 +19,13 @@ SWAPS = {"women": {"name": ["Anna", "Eve"], "pronoun": ["she"]}, "men": {"name":
 
 def test_every_text_of_every_group_is_filled_in_wherever_it_is_named():
     row = {"id": "a", "prompt": "{name} said that {pronoun} won.", "choices": [" {name}", " none"], "answer": 0}
-    found = fill_swaps([row], SWAPS, source="S")
-    assert [each["prompt"] for each in found] == [
+    filled = fill_swaps([row], SWAPS, source="S")
+    assert [each["prompt"] for each in filled] == [
         "Anna said that she won.", "Eve said that she won.", "Tom said that he won."
     ]  # fmt: skip
-    assert [each["choices"][0] for each in found] == [" Anna", " Eve", " Tom"]
-    assert [each["id"] for each in found] == ["a/women/1", "a/women/2", "a/men/1"]
-    assert {each["group"] for each in found} == {"a"}
+    assert [each["choices"][0] for each in filled] == [" Anna", " Eve", " Tom"]
+    assert [each["id"] for each in filled] == ["a/women/1", "a/women/2", "a/men/1"]
+    assert {each["group"] for each in filled} == {"a"}
 
 
 def test_a_placeholder_that_an_item_does_not_use_makes_no_copies():
@@ -33,8 +33,8 @@ def test_a_placeholder_that_an_item_does_not_use_makes_no_copies():
 
 
 def test_messages_are_filled_in_too():
-    found = fill_swaps([{"prompt": [{"role": "user", "content": "Hi {name}"}]}], SWAPS, source="S")
-    assert found[-1]["prompt"][0]["content"] == "Hi Tom"
+    filled = fill_swaps([{"prompt": [{"role": "user", "content": "Hi {name}"}]}], SWAPS, source="S")
+    assert filled[-1]["prompt"][0]["content"] == "Hi Tom"
 
 
 def test_an_item_that_could_show_nothing_is_named():

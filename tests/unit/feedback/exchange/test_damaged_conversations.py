@@ -101,11 +101,11 @@ def test_every_damaged_line_is_accounted_for_and_none_is_half_stored(name, tmp_p
     assert len(reading.opinions) > 50
     assert all(row.reason and "Traceback" not in row.reason for row in [*reading.bad_rows, *reading.no_rows])
     rules = TraceRules(personal_data="keep", label_field=LABELS.get(name, ""))
-    found = read_traces(name, file, rules=rules, pseudonym=pseudonyms(b"k"), on_bad_row="skip")
+    traces = read_traces(name, file, rules=rules, pseudonym=pseudonyms(b"k"), on_bad_row="skip")
     with PreferenceStore(tmp_path / "store.db") as store:
-        import_items(store, found.items)
+        import_items(store, traces.items)
         kept = items_of(store)
-        assert len(kept) == len(found.items)
+        assert len(kept) == len(traces.items)
         again = tmp_path / "rows.jsonl"
         again.write_text("".join(json.dumps(row) + "\n" for row in rows_of(kept)))
     assert len(read_items(again).items) == sum(bool(item.judgments) for item in kept)

@@ -47,8 +47,8 @@ def test_a_bad_first_line_does_not_hide_the_format(tmp_path):
     assert detect(path) == "shp"
     with pytest.raises(DataError, match=r"rows\.jsonl:1: "):
         read_as("shp", path)
-    found = read_as("shp", path, on_bad_row="skip")
-    assert (len(found.items), [bad.where.rpartition(":")[2] for bad in found.left_out]) == (1, ["1"])
+    converted = read_as("shp", path, on_bad_row="skip")
+    assert (len(converted.items), [bad.where.rpartition(":")[2] for bad in converted.left_out]) == (1, ["1"])
     path.write_text("{oops\n")
     with pytest.raises(DataError, match="no row"):
         detect(path)

@@ -21,8 +21,8 @@ def write(path, *rows):
     return path
 
 
-def said(found):
-    return {item.task.id: {one.annotator: one.value["class"] for one in item.judgments} for item in found.items}
+def said(source):
+    return {item.task.id: {one.annotator: one.value["class"] for one in item.judgments} for item in source.items}
 
 
 def test_rows_of_json_and_csv_are_the_same_labels_whatever_their_columns_are_called(tmp_path):
@@ -41,8 +41,8 @@ def test_rows_of_json_and_csv_are_the_same_labels_whatever_their_columns_are_cal
 
 def test_an_item_without_an_id_is_named_by_its_text(tmp_path):
     rows = [{"text": "So good.", "annotator": who, "label": label} for who, label in (("ann", "pos"), ("bob", "neg"))]
-    found = read_as("labels", write(tmp_path / "a.jsonl", *rows))
-    (item,) = found.items
+    converted = read_as("labels", write(tmp_path / "a.jsonl", *rows))
+    (item,) = converted.items
     assert item.task.responses[0].text == "So good."
     assert [one.value["class"] for one in item.judgments] == ["pos", "neg"]
 
@@ -61,9 +61,9 @@ def test_good_and_bad_completions_stay_rows_of_ours_and_other_labels_do_not(tmp_
 
 
 def test_a_gold_label_needs_no_annotator(tmp_path):
-    found = read_as("labels", write(tmp_path / "a.jsonl", {"item": "s1", "label": "pos", "gold": True}))
-    assert found.items[0].task.gold == {"class": "pos"}
-    assert not found.items[0].judgments
+    converted = read_as("labels", write(tmp_path / "a.jsonl", {"item": "s1", "label": "pos", "gold": True}))
+    assert converted.items[0].task.gold == {"class": "pos"}
+    assert not converted.items[0].judgments
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_bad_row_is_named_with_what_it_lacks(row, words, tmp_path):
     path = write(tmp_path / "a.jsonl", good, row)
     with pytest.raises(DataError, match=rf"a.jsonl:2.*{words}"):
         read_as("labels", path)
-    found = read_as("labels", path, on_bad_row="skip")
-    assert said(found) == {"s0": {"ann": "x"}}
-    assert [bad.where for bad in found.left_out] == [f"{path}:2"]
+    converted = read_as("labels", path, on_bad_row="skip")
+    assert said(converted) == {"s0": {"ann": "x"}}
+    assert [bad.where for bad in converted.left_out] == [f"{path}:2"]
 
 
 def test_a_label_that_is_none_of_the_classes_is_named_with_the_nearest(tmp_path):
@@ -93,10 +93,10 @@ def test_a_label_that_is_none_of_the_classes_is_named_with_the_nearest(tmp_path)
     classes = ("negative", "neutral", "positive")
     with pytest.raises(DataError, match=r"a.jsonl:2.*'nuetral'.*'neutral'"):
         check_classes(read_as("labels", path), classes, "error")
-    found = read_as("labels", path)
-    check_classes(found, classes, "skip")
-    assert said(found) == {"s0": {"ann": "neutral"}}
-    assert len(found.left_out) == 1
+    converted = read_as("labels", path)
+    check_classes(converted, classes, "skip")
+    assert said(converted) == {"s0": {"ann": "neutral"}}
+    assert len(converted.left_out) == 1
 
 
 @pytest.mark.parametrize("text", ["a", "a,a", "a,,b", ""])

@@ -25,10 +25,10 @@ def rows_of(model, prompts, *, ids=True):
 def test_completions_meet_by_their_prompt_and_not_by_their_line(tmp_path):
     one = written(tmp_path / "one.jsonl", rows_of("one", ["p", "q", "r"]))
     two = written(tmp_path / "two.jsonl", rows_of("two", ["r", "p", "q"], ids=False))
-    found = read_answers([one, two])
-    assert found.prompts == ["p", "q", "r"]
-    assert found.ids == ["id-p", "id-q", "id-r"]
-    assert found.completions == {"one": ["one: p", "one: q", "one: r"], "two": ["two: p", "two: q", "two: r"]}
+    answers = read_answers([one, two])
+    assert answers.prompts == ["p", "q", "r"]
+    assert answers.ids == ["id-p", "id-q", "id-r"]
+    assert answers.completions == {"one": ["one: p", "one: q", "one: r"], "two": ["two: p", "two: q", "two: r"]}
 
 
 def test_a_prompt_without_an_id_is_named_by_its_text_and_not_by_its_place(tmp_path):
@@ -38,9 +38,9 @@ def test_a_prompt_without_an_id_is_named_by_its_text_and_not_by_its_place(tmp_pa
     assert ids("p", "q") == [*reversed(ids("q", "p"))]
     assert not set(ids("p", "q")) & set(ids("r", "s"))
     twice = [{"id": n, "prompt": "same", "completion": n} for n in "ab"] + [{"prompt": "p", "completion": "c"}]
-    found = read_answers([written(tmp_path / "one.jsonl", twice)]).ids
-    assert len(set(found)) == 3
-    assert found[2] == ids("p")[0]
+    actual = read_answers([written(tmp_path / "one.jsonl", twice)]).ids
+    assert len(set(actual)) == 3
+    assert actual[2] == ids("p")[0]
 
 
 def test_a_model_is_called_by_the_argument_or_its_column_or_its_file(tmp_path):

@@ -39,8 +39,8 @@ def test_nobody_is_asked_and_the_rate_over_all_prompts_counts_them_as_ties(tmp_p
         assert protocol.open(store, tasks) == 8
         assert protocol.open(store, tasks) == 0
         assert len(list(store.tasks())) == 8
-        found = judged_by(store, protocol, 8)
-    (versus,) = found.win_rates
+        actual = judged_by(store, protocol, 8)
+    (versus,) = actual.win_rates
     assert versus.rate.rate == 1
     assert versus.rate.n == 8
     assert versus.alike == Alike(num_same=4, num_prompts=12)
@@ -48,11 +48,11 @@ def test_nobody_is_asked_and_the_rate_over_all_prompts_counts_them_as_ties(tmp_p
     assert versus.over_all.value == pytest.approx(10 / 12)
     everything = share_interval([1] * 8 + [0.5] * 4)
     assert (versus.over_all.low, versus.over_all.high) == pytest.approx((everything.low, everything.high))
-    assert found.num_identical == 4
-    assert "On 4 prompts completions of some models are the same to the letter: nobody is asked" in found.to_text()
-    assert "over all 12 prompts 0.833" in found.to_text()
-    assert "counting 4 prompts with identical completions as tied" in found.to_text()
-    told = json.loads(json.dumps(found.to_dict()))["win_rates"][0]
+    assert actual.num_identical == 4
+    assert "On 4 prompts completions of some models are the same to the letter: nobody is asked" in actual.to_text()
+    assert "over all 12 prompts 0.833" in actual.to_text()
+    assert "counting 4 prompts with identical completions as tied" in actual.to_text()
+    told = json.loads(json.dumps(actual.to_dict()))["win_rates"][0]
     assert told["identical"] == {"num_same": 4, "num_prompts": 12}
     assert told["over_all_prompts"]["value"] == pytest.approx(10 / 12)
 
@@ -61,9 +61,9 @@ def test_the_rate_over_all_prompts_is_right_while_half_is_still_to_be_judged(tmp
     protocol = HumanEvalProtocol(criteria=())
     with PreferenceStore(tmp_path / "s.db") as store:
         protocol.open(store, protocol.build_tasks(PROMPTS, {"new": NEW, "old": OLD}))
-        found = judged_by(store, protocol, 2)
+        actual = judged_by(store, protocol, 2)
     # thrown in with two judgments, the four ties would make it (2 + 4 / 2) / 6 = 0.67
-    assert found.win_rates[0].over_all.value == pytest.approx(10 / 12)
+    assert actual.win_rates[0].over_all.value == pytest.approx(10 / 12)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_the_interval_over_all_prompts_holds_the_truth_however_many_are_the_same
     for _ in range(runs):
         differing = int((rng.random(prompts) >= same).sum())
         judged = (rng.random(max(1, int(part * differing))) < right).astype(float)
-        found = share_with_ties_interval(judged, num_tied=prompts - differing, num_open=differing)
-        held += found.low <= truth <= found.high
+        interval = share_with_ties_interval(judged, num_tied=prompts - differing, num_open=differing)
+        held += interval.low <= truth <= interval.high
     assert held / runs > 0.92, "the standard error is 0.009"
 
 
@@ -98,26 +98,26 @@ def test_two_models_that_say_the_same_everywhere_are_in_the_report_beside_a_thir
     protocol = HumanEvalProtocol(criteria=CRITERIA[:2], name="three")
     with PreferenceStore(tmp_path / "s.db") as store:
         protocol.open(store, protocol.build_tasks(PROMPTS, {"new": NEW, "x": OLD, "y": OLD}))
-        found = judged_by(store, protocol, 3)
-    assert found.models == ("new", "x", "y")
-    (alike,) = [versus for versus in found.win_rates if (versus.first, versus.second) == ("x", "y")]
+        actual = judged_by(store, protocol, 3)
+    assert actual.models == ("new", "x", "y")
+    (alike,) = [versus for versus in actual.win_rates if (versus.first, versus.second) == ("x", "y")]
     assert alike.alike == Alike(num_same=12, num_prompts=12)
     assert not math.isfinite(alike.rate.rate)
     assert alike.over_all.value == 0.5
     assert (
         "x over y: not measured: their completions are the same everywhere; over all 12 prompts 0.500"
-        in found.to_text()
+        in actual.to_text()
     )
     # prompts, not prompts times criteria or times pairs: on all of them x and y say the same
-    assert found.num_identical == 12
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert actual.num_identical == 12
+    json.dumps(actual.to_dict(), allow_nan=False)
 
 
 def test_a_pair_that_nobody_judged_yet_is_named(tmp_path):
     key = [{"item": str(n), "models": ["new", other], "identical": n == 3} for n in range(4) for other in ("old", "x")]
-    found = evaluate([judged("ann", "new", "old")], (), key=key, seed=0, resamples=0)
-    assert "new over x: not measured: nobody judged them yet" in found.to_text()
-    assert found.power.num_prompts == 1
+    metrics = evaluate([judged("ann", "new", "old")], (), key=key, seed=0, resamples=0)
+    assert "new over x: not measured: nobody judged them yet" in metrics.to_text()
+    assert metrics.power.num_prompts == 1
 
 
 def opened(store, completions, prompts=PROMPTS, **settings):
@@ -208,8 +208,8 @@ def test_the_key_of_an_export_tells_them_and_the_tasks_do_not(tmp_path):
         lines = [{"id": row["id"], "annotator": "ann", "value": {"preference": side[row["id"]]}} for row in rows]
         (tmp_path / "back.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         judged = protocol.read(tmp_path / "back.jsonl", tmp_path / "key.jsonl")
-        found = protocol.analyze(judged, key_file=tmp_path / "key.jsonl", resamples=5)
-        assert found.win_rates[0].over_all.value == pytest.approx(10 / 12)
+        analysis = protocol.analyze(judged, key_file=tmp_path / "key.jsonl", resamples=5)
+        assert analysis.win_rates[0].over_all.value == pytest.approx(10 / 12)
 
 
 def test_ratings_are_asked_all_the_same():
@@ -239,20 +239,20 @@ def judged(who, first, second, item=0):
 
 
 def test_one_annotator_has_no_reliability_for_there_is_nobody_to_compare_with():
-    found = evaluate([judged("ann", "new", "old", n) for n in range(4)], (), key=(), seed=0, resamples=0)
-    assert found.reliability == {}
+    metrics = evaluate([judged("ann", "new", "old", n) for n in range(4)], (), key=(), seed=0, resamples=0)
+    assert metrics.reliability == {}
     assert (
         "reliability of annotators (how often they report what is better): not measured: ann alone judged, and there is nobody"
-        in found.to_text()
+        in metrics.to_text()
     )
-    assert found.to_dict()["reliability_reason"].startswith("not measured")
+    assert metrics.to_dict()["reliability_reason"].startswith("not measured")
 
 
 def test_who_judged_models_that_nobody_else_did_has_no_reliability():
     said = [judged(who, "new", "old", n) for n in range(4) for who in ("ann", "bob")]
-    found = evaluate([*said, judged("cem", "new", "other")], (), key=(), seed=0, resamples=0)
-    assert set(found.reliability) == {"ann", "bob"}
-    assert found.reliability_reason == "not measured of cem: nobody else judged the same models"
+    metrics = evaluate([*said, judged("cem", "new", "other")], (), key=(), seed=0, resamples=0)
+    assert set(metrics.reliability) == {"ann", "bob"}
+    assert metrics.reliability_reason == "not measured of cem: nobody else judged the same models"
     everybody = evaluate(said, (), key=(), seed=0, resamples=0)
     assert set(everybody.reliability) == {"ann", "bob"}
     assert everybody.reliability_reason == ""

@@ -33,7 +33,7 @@ def rated(item, ratings, *, who="ann", models=("new", "old")):
 
 
 def of(results, criterion=OVERALL):
-    return next(found for found in results if found.criterion == criterion)
+    return next(criterion_result for criterion_result in results if criterion_result.criterion == criterion)
 
 
 def test_each_model_is_first_equally_often_and_the_order_is_kept_with_the_task():
@@ -47,7 +47,7 @@ def test_each_model_is_first_equally_often_and_the_order_is_kept_with_the_task()
             assert response.text == COMPLETIONS[response.model][PROMPTS.index(task.prompt)]
     again = {seed: HumanEvalProtocol(criteria=(), seed=seed).build_tasks(PROMPTS, COMPLETIONS) for seed in (3, 4)}
     assert again[3] == tasks, "the same seed gives the same orders"
-    orders = {seed: {t.prompt + t.responses[0].text for t in found} for seed, found in again.items()}
+    orders = {seed: {t.prompt + t.responses[0].text for t in actual} for seed, actual in again.items()}
     assert orders[3] != orders[4]
 
 
@@ -86,10 +86,10 @@ def test_what_another_tool_gives_back_is_decoded_by_the_key(tmp_path):
     ]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
     assert {row["value"]["preference"] for row in judged} == {"a", "b"}, "the order differs from task to task"
-    found = protocol.analyze(protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl"), resamples=5)
-    rate = of(found.win_rates).rate
+    analysis = protocol.analyze(protocol.read(tmp_path / "judged.jsonl", tmp_path / "key.jsonl"), resamples=5)
+    rate = of(analysis.win_rates).rate
     assert (rate.wins, rate.losses) == (12, 0)
-    assert of(found.win_rates).first == "strong"
+    assert of(analysis.win_rates).first == "strong"
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,16 @@ def test_an_evaluation_runs_through_a_store_and_finds_the_better_model(tmp_path)
             ratings["clarity"] = [3] * 3
             sent = Submission(assignment=held.number, key=f"k{held.number}", value={"ratings": ratings})
             store.submit("ann", sent)
-        found = protocol.analyze(store, resamples=10)
+        analysis = protocol.analyze(store, resamples=10)
     # weights 1, 1.2, 1.5, 0.8, 0.8; clarity is 3 for all: strong = (4.5 * 5 + 0.8 * 3) / 5.3
-    overall = {score.model: score.mean.value for score in found.scores if score.criterion == OVERALL}
+    overall = {score.model: score.mean.value for score in analysis.scores if score.criterion == OVERALL}
     assert overall["strong"] == pytest.approx((4.5 * 5 + 2.4) / 5.3)
-    assert list(found.strengths) == ["strong", "middling", "weak"]
-    assert of(found.scores, "clarity").mean.value == 3
-    assert of(found.scores, "clarity").std == 0
-    assert all(v.rate.ties == 12 for v in found.win_rates if v.criterion == "clarity")
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert "strong over weak" in found.to_text()
+    assert list(analysis.strengths) == ["strong", "middling", "weak"]
+    assert of(analysis.scores, "clarity").mean.value == 3
+    assert of(analysis.scores, "clarity").std == 0
+    assert all(v.rate.ties == 12 for v in analysis.win_rates if v.criterion == "clarity")
+    json.dumps(analysis.to_dict(), allow_nan=False)
+    assert "strong over weak" in analysis.to_text()
 
 
 def test_other_guidelines_in_the_store_are_not_overwritten(tmp_path):
@@ -169,15 +169,15 @@ def test_the_prompt_is_the_unit_and_not_the_judgment():
 def test_models_are_compared_by_their_difference_on_the_same_prompt():
     # Prompts differ by up to 4 in how they are rated, the models by exactly 1 on each.
     given = [rated(str(n), {"accuracy": [2 + n % 4, 1 + n % 4]}) for n in range(20)]
-    found = HumanEvalProtocol(kind="rating").analyze(given, resamples=2)
-    difference = of(found.differences, "accuracy").mean
+    analysis = HumanEvalProtocol(kind="rating").analyze(given, resamples=2)
+    difference = of(analysis.differences, "accuracy").mean
     assert difference.value == 1
     assert math.isnan(difference.low), "twenty times the same shows no spread"
-    assert "same value" in found.to_text()
-    scores = {score.model: score.mean for score in found.scores if score.criterion == "accuracy"}
+    assert "same value" in analysis.to_text()
+    scores = {score.model: score.mean for score in analysis.scores if score.criterion == "accuracy"}
     assert scores["old"].high > scores["new"].low, "side by side the intervals overlap"
     # ratings 2, 3, 4, 5, five times each: variance 25 / 19
-    assert of(found.scores, "accuracy").std == pytest.approx(math.sqrt(25 / 19))
+    assert of(analysis.scores, "accuracy").std == pytest.approx(math.sqrt(25 / 19))
 
 
 def test_a_mean_of_few_prompts_has_no_interval_and_says_so():
@@ -200,11 +200,11 @@ def test_a_model_s_name_can_not_steer_the_terminal():
 def test_criteria_are_told_apart_and_pooled():
     given = [judged_pair(str(n), "a", criterion="clarity") for n in range(10)]
     given += [judged_pair(str(n), "b", criterion="accuracy") for n in range(10)]
-    found = HumanEvalProtocol().analyze(given, resamples=2)
-    assert of(found.win_rates, "clarity").rate.rate == 1
-    assert of(found.win_rates, "accuracy").rate.rate == 0
-    assert of(found.win_rates).rate.rate == 0.5
-    assert of(found.win_rates).rate.num_prompts == 10
+    analysis = HumanEvalProtocol().analyze(given, resamples=2)
+    assert of(analysis.win_rates, "clarity").rate.rate == 1
+    assert of(analysis.win_rates, "accuracy").rate.rate == 0
+    assert of(analysis.win_rates).rate.rate == 0.5
+    assert of(analysis.win_rates).rate.num_prompts == 10
 
 
 def test_reliable_annotators_weigh_more_in_strengths_and_intervals_hold_the_truth():
@@ -215,11 +215,11 @@ def test_reliable_annotators_weigh_more_in_strengths_and_intervals_hold_the_trut
             first, second = rng.sample(["x", "y", "z"], 2)
             better = "a" if (first < second) == (rng.random() < right) else "b"
             given.append(judged_pair(str(n), better, who=who, models=(first, second)))
-    found = HumanEvalProtocol(criteria=()).analyze(given, resamples=30)
-    assert list(found.strengths) == ["x", "y", "z"]
-    assert found.reliability["good"].value > 0.85 > 0.65 > found.reliability["spammer"].value
-    assert all(strength.low < strength.value < strength.high for strength in found.strengths.values())
-    assert found.strengths["x"].low > found.strengths["z"].high
+    analysis = HumanEvalProtocol(criteria=()).analyze(given, resamples=30)
+    assert list(analysis.strengths) == ["x", "y", "z"]
+    assert analysis.reliability["good"].value > 0.85 > 0.65 > analysis.reliability["spammer"].value
+    assert all(strength.low < strength.value < strength.high for strength in analysis.strengths.values())
+    assert analysis.strengths["x"].low > analysis.strengths["z"].high
 
 
 def test_the_report_tells_the_careful_from_the_careless_though_both_models_are_equally_good(tmp_path):
@@ -233,7 +233,7 @@ def test_the_report_tells_the_careful_from_the_careless_though_both_models_are_e
 
 def test_where_nobody_judged_the_same_prompt_the_report_shows_no_reliability_that_is_only_believed(tmp_path):
     said = evaluation_of_equals(tmp_path, overlap=1)
-    assert not any(found.measured for found in said.reliability.values())
+    assert not any(actual.measured for actual in said.reliability.values())
     assert re.search(
         r"what is better\): not measured of [^:]*sim-careless-0[^:]*: the judgments say too little of it; let",
         said.to_text(),
@@ -254,26 +254,26 @@ def evaluation_of_equals(tmp_path, *, overlap, seed=1):
 
 def test_a_strength_that_only_the_prior_holds_has_no_interval():
     won = [judged_pair(str(n), "a") for n in range(30)]
-    found = HumanEvalProtocol(criteria=()).analyze(won, resamples=20)
-    assert found.strengths["new"].value > 0 > found.strengths["old"].value
-    assert all(math.isnan(one.low) and math.isnan(one.high) for one in found.strengths.values())
-    assert "won every comparison" in found.to_text()
+    analysis = HumanEvalProtocol(criteria=()).analyze(won, resamples=20)
+    assert analysis.strengths["new"].value > 0 > analysis.strengths["old"].value
+    assert all(math.isnan(one.low) and math.isnan(one.high) for one in analysis.strengths.values())
+    assert "won every comparison" in analysis.to_text()
     # one loss in thirty: a draw of thirty prompts lacks it one time in three
     rarely = [judged_pair(str(n), "b" if n == 0 else "a") for n in range(30)]
-    found = HumanEvalProtocol(criteria=()).analyze(rarely, resamples=100)
-    assert all(math.isnan(one.low) for one in found.strengths.values())
-    assert "% of draws" in found.strengths["new"].reason
+    analysis = HumanEvalProtocol(criteria=()).analyze(rarely, resamples=100)
+    assert all(math.isnan(one.low) for one in analysis.strengths.values())
+    assert "% of draws" in analysis.strengths["new"].reason
     often = [judged_pair(str(n), "b" if n % 3 == 0 else "a") for n in range(30)]
-    found = HumanEvalProtocol(criteria=()).analyze(often, resamples=20)
-    assert all(one.low < one.value < one.high for one in found.strengths.values())
+    analysis = HumanEvalProtocol(criteria=()).analyze(often, resamples=20)
+    assert all(one.low < one.value < one.high for one in analysis.strengths.values())
 
 
 def test_strengths_without_spread_or_without_draws_say_so():
     # each prompt has one win of either: every draw of the prompts is the same
     even = [judged_pair(str(n), side, who=who) for n in range(20) for who, side in (("ann", "a"), ("bob", "b"))]
-    found = HumanEvalProtocol(criteria=()).analyze(even, resamples=20)
-    assert math.isnan(found.strengths["new"].low)
-    assert "no spread" in found.strengths["new"].reason
+    analysis = HumanEvalProtocol(criteria=()).analyze(even, resamples=20)
+    assert math.isnan(analysis.strengths["new"].low)
+    assert "no spread" in analysis.strengths["new"].reason
     assert "no draws" in HumanEvalProtocol(criteria=()).analyze(even, resamples=0).strengths["new"].reason
     apart = [judged_pair(str(n), "ab"[n % 2], models=("wx", "yz")[n % 4 // 2]) for n in range(24)]
     assert "never compared" in HumanEvalProtocol(criteria=()).analyze(apart, resamples=5).strengths["w"].reason
@@ -282,13 +282,13 @@ def test_strengths_without_spread_or_without_draws_say_so():
 def test_annotators_who_judged_different_models_are_not_compared():
     ann = [judged_pair(f"p{n}", "ab"[n % 2], who="ann", models=("u", "v")) for n in range(6)]
     bob = [judged_pair(f"p{n}", "ab"[n % 2], who="bob", models=("x", "y")) for n in range(6)]
-    found = HumanEvalProtocol(criteria=()).analyze(ann + bob, resamples=2)
-    assert found.reliability == {}
-    assert found.reliability_reason == "not measured of ann, bob: nobody else judged the same models"
+    analysis = HumanEvalProtocol(criteria=()).analyze(ann + bob, resamples=2)
+    assert analysis.reliability == {}
+    assert analysis.reliability_reason == "not measured of ann, bob: nobody else judged the same models"
     cem = [judged_pair("p0", "a", who="cem", models=("u", "v"))]
-    found = HumanEvalProtocol(criteria=()).analyze(ann + bob + cem, resamples=2)
-    assert set(found.reliability) == {"ann", "cem"}
-    assert found.reliability_reason == "not measured of bob: nobody else judged the same models"
+    analysis = HumanEvalProtocol(criteria=()).analyze(ann + bob + cem, resamples=2)
+    assert set(analysis.reliability) == {"ann", "cem"}
+    assert analysis.reliability_reason == "not measured of bob: nobody else judged the same models"
 
 
 def test_ratings_that_weigh_the_same_are_ties_between_models():
@@ -297,8 +297,8 @@ def test_ratings_that_weigh_the_same_are_ties_between_models():
         for name, w in zip("abc", (0.1, 0.2, 0.3), strict=True)
     ]
     given = [rated(str(n), {"a": [3, 4], "b": [3, 4], "c": [3, 2]}) for n in range(40)]
-    found = HumanEvalProtocol(kind="rating", criteria=criteria).analyze(given, resamples=2)
-    rate = of(found.win_rates).rate  # .1 * 3 + .2 * 3 + .3 * 3 = .1 * 4 + .2 * 4 + .3 * 2
+    analysis = HumanEvalProtocol(kind="rating", criteria=criteria).analyze(given, resamples=2)
+    rate = of(analysis.win_rates).rate  # .1 * 3 + .2 * 3 + .3 * 3 = .1 * 4 + .2 * 4 + .3 * 2
     assert (rate.wins, rate.ties, rate.losses) == (0, 40, 0)
 
 

@@ -175,12 +175,12 @@ def test_numbers_of_nothing_are_told(site, number):
 
 
 def test_every_page_but_the_doors_asks_who_is_there(site):
-    found = {(method, path) for method, path, _ in routes(site.app)}
-    assert {("GET", "/"), ("GET", "/dashboard"), ("POST", "/api/judgments"), ("POST", "/signout")} < found
+    actual = {(method, path) for method, path, _ in routes(site.app)}
+    assert {("GET", "/"), ("GET", "/dashboard"), ("POST", "/api/judgments"), ("POST", "/signout")} < actual
     public = {("GET", "/healthz"), ("GET", "/join"), ("POST", "/join"), ("GET", "/signin"), ("POST", "/signin"),
               ("GET", "/api/events/schema")}  # fmt: skip
-    assert public < found
-    for method, path in sorted(found - public):
+    assert public < actual
+    for method, path in sorted(actual - public):
         answer = site.client().request(method, path, json={} if method == "POST" else None, headers=PERSON)
         assert answer.status_code in (303, 401), f"{method} {path}: {answer.status_code}"
         assert answer.status_code == 401 or answer.headers["location"] == "/signin"

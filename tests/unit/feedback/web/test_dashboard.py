@@ -56,12 +56,12 @@ def test_it_says_what_the_report_says(store):
     judged(store, 24)  # with fewer than twenty there is no interval to show
     boss = signed_in(store, "boss", "owner")
     html = boss.get("/dashboard", headers=PAGE).text
-    found = boss.get("/api/report").json()
-    (agreement,) = found["agreement"]
+    actual = boss.get("/api/report").json()
+    (agreement,) = actual["agreement"]
     alpha = agreement["krippendorff_alpha"]
     assert f"{alpha['value']:.2f}</span>" in html
     assert f"{alpha['low']:.2f}–{alpha['high']:.2f}" in html
-    for row in found["annotators"]:
+    for row in actual["annotators"]:
         assert row["annotator"] in html
         assert all(reason in html for reason in row["unqualified_because"])
     for item in agreement["divided"]:
@@ -148,8 +148,8 @@ def test_the_owner_sees_what_was_skipped_and_what_nobody_is_asked_any_more(store
 
 
 def skipped_of(store):
-    found = store.skipped()
-    return found.num_waiting, found.num_left_to_newcomers, found.num_left_to_nobody, found.newcomers
+    skipped = store.skipped()
+    return skipped.num_waiting, skipped.num_left_to_newcomers, skipped.num_left_to_nobody, skipped.newcomers
 
 
 def test_while_somebody_who_was_invited_has_not_begun_a_skipped_task_waits_for_them(store):

@@ -14,8 +14,8 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def link_on(answer):
-    found = re.search(r'class="link" readonly value="([^"]+)"', answer.text)
-    return html.unescape(found[1]) if found else None
+    matched = re.search(r'class="link" readonly value="([^"]+)"', answer.text)
+    return html.unescape(matched[1]) if matched else None
 
 
 def invite(client, name, **more):

@@ -117,8 +117,8 @@ def test_long_samples_are_folded_and_short_ones_are_not(tmp_path):
     log = log_of(tmp_path)
     log.alarm("Short.", step=1, samples=[SAMPLE])
     log.alarm("Long.", step=2, samples=[{**SAMPLE, "completion": "word " * 200}])
-    found = re.findall(r"<details( open)?><summary>The sample", alarms_of(page(tmp_path)))
-    assert found == [" open", ""]
+    matches = re.findall(r"<details( open)?><summary>The sample", alarms_of(page(tmp_path)))
+    assert matches == [" open", ""]
 
 
 def test_neither_a_long_text_nor_many_samples_nor_many_alarms_swell_the_page(tmp_path):

@@ -70,15 +70,15 @@ def test_runs_of_which_nothing_is_left_still_have_a_page(tmp_path):
 
 def test_a_prompt_cannot_become_markup(runs):
     hostile = "<script>alert(1)</script>"
-    found = [read_run(run) for run in runs]
-    for run in found:
+    actual = [read_run(run) for run in runs]
+    for run in actual:
         for stage in run.stages.values():
             if stage.evaluation:
                 stage.evaluation = {
                     **stage.evaluation,
                     "samples": [{"prompt": hostile, "after": {"text": hostile, "ended": True}}],
                 }
-    shown = render_comparison(*found, compare_runs(*runs))
-    assert isinstance(found[0], RunRecord)
+    shown = render_comparison(*actual, compare_runs(*runs))
+    assert isinstance(actual[0], RunRecord)
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown

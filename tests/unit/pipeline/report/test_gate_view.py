@@ -70,10 +70,10 @@ def test_the_page_shows_requirements_numbers_reasons_and_history(run):
 def test_the_last_gate_is_the_headline_where_nothing_was_evaluated(run, tmp_path):
     shutil.copytree(run, tmp_path / "r")
     shutil.rmtree(tmp_path / "r" / "evaluation")
-    found = headline(read_run(tmp_path / "r"))
-    assert "dpo_2 failed" in found.title
-    assert found.tone == "bad"
-    assert headline(read_run(run)).title != found.title, "an evaluation goes first"
+    top = headline(read_run(tmp_path / "r"))
+    assert "dpo_2 failed" in top.title
+    assert top.tone == "bad"
+    assert headline(read_run(run)).title != top.title, "an evaluation goes first"
 
 
 def test_a_run_without_gates_has_no_such_section(tmp_path):

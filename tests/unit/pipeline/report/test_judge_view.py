@@ -45,7 +45,7 @@ def test_the_first_line_says_that_a_judge_is_not_certified_and_its_section_what_
 
 def test_the_curve_names_the_judge_and_says_what_it_can_t_show(run):
     record, stage = run(needs_siblings=True)
-    (evaluation,) = [found for found, _ in record.judged]
+    (evaluation,) = [actual for actual, _ in record.judged]
     parents = record.manifest["artifacts"][evaluation.name]["parents"]
     parents["rollouts"] = f"stage:{stage}/rollouts.jsonl@key"
     called, note = proxy_called(record, evaluation)

@@ -107,22 +107,22 @@ def test_the_template_asks_for_nothing_that_a_whole_run_does_not_have(healthy):
 
 
 def test_the_page_is_well_formed_and_has_one_title_and_one_main(page):
-    found = Page(page)
-    assert len(found.of("title")) == len(found.of("main")) == len(found.of("h1")) == 1
-    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    actual = Page(page)
+    assert len(actual.of("title")) == len(actual.of("main")) == len(actual.of("h1")) == 1
+    ids = [attributes["id"] for _, attributes in actual.tags if "id" in attributes]
     assert len(ids) == len(set(ids)), "an id appears twice"
-    targets = [attributes["href"] for attributes in found.of("a")]
+    targets = [attributes["href"] for attributes in actual.of("a")]
     assert {target.removeprefix("#") for target in targets} <= set(ids)
 
 
 @pytest.mark.parametrize("which", ["page", "hacked_page"])
 def test_nothing_is_fetched_and_nothing_runs(which, request):
     html = request.getfixturevalue(which)
-    found = Page(html)
+    actual = Page(html)
     assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|javascript:", html)
-    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form"})
-    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
-    assert any("default-src 'none'" in (a.get("content") or "") for a in found.of("meta"))
+    assert {tag for tag, _ in actual.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form"})
+    assert not [name for _, attributes in actual.tags for name in attributes if name.startswith("on")]
+    assert any("default-src 'none'" in (a.get("content") or "") for a in actual.of("meta"))
 
 
 def test_the_size_stays_that_of_a_mail_attachment(page):
@@ -190,10 +190,10 @@ def test_what_a_completion_says_can_not_become_part_of_the_page(plain, tmp_path)
         file.write(json.dumps({"time": 1, "stage": ATTACK, "event": "alarm", "message": ATTACK}) + "\n")
         file.write(json.dumps({"stage": "ppo", "event": "metrics", "step": 1, "metrics": {ATTACK: 1.0}}) + "\n")
     html = report_of(folder)
-    found = Page(html)
-    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "img"})
-    assert len(found.of("h1")) == 1
-    assert ATTACK in found.text
+    actual = Page(html)
+    assert {tag for tag, _ in actual.tags}.isdisjoint({"script", "img"})
+    assert len(actual.of("h1")) == 1
+    assert ATTACK in actual.text
     assert "&lt;script&gt;" in html
 
 
@@ -359,10 +359,10 @@ def test_the_verdict_says_what_the_interval_allows(plain, tmp_path, rate, title,
     document = json.loads(path.read_text())
     document["win_rate"] |= {**rate, "reason": "2 of 9 values are not finite"}
     path.write_text(json.dumps(document))
-    found = headline(read_run(folder))
-    assert (found.title, found.tone) == (title, tone)
+    top = headline(read_run(folder))
+    assert (top.title, top.tone) == (title, tone)
     if rate["rate"] is None:
-        assert "2 of 9 values are not finite" in found.sentences[0]
+        assert "2 of 9 values are not finite" in top.sentences[0]
 
 
 @pytest.mark.parametrize(
@@ -382,9 +382,9 @@ def test_a_gamed_reward_is_never_plain_success(plain, tmp_path, verdict, win, ti
     document["win_rate"] |= {"low": win[0], "high": win[1]}
     document["hacking"] = {"verdict": verdict, "sentence": "As it is."}
     path.write_text(json.dumps(document))
-    found = headline(read_run(folder))
-    assert (found.title, found.tone) == (title, tone)
-    assert "As it is." in found.sentences
+    top = headline(read_run(folder))
+    assert (top.title, top.tone) == (title, tone)
+    assert "As it is." in top.sentences
 
 
 def test_the_report_of_two_policies_says_so_where_the_other_one_was_gamed(plain, tmp_path):
@@ -402,12 +402,12 @@ def test_the_report_of_two_policies_says_so_where_the_other_one_was_gamed(plain,
     recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
     shutil.copytree(folder / "evaluation", folder / "other_evaluation")
     (folder / "other_evaluation" / "evaluation.json").write_text(json.dumps(gamed))
-    found = headline(read_run(folder))
-    assert found.tone == "mixed"
-    assert found.title == (
+    top = headline(read_run(folder))
+    assert top.tone == "mixed"
+    assert top.title == (
         "Better than before, but past its best (other_evaluation); the model became better (evaluation)"
     )
-    assert [(stage.name, verdict.tone) for stage, verdict in found.verdicts] == [
+    assert [(stage.name, verdict.tone) for stage, verdict in top.verdicts] == [
         ("other_evaluation", "mixed"),
         ("evaluation", "good"),
     ]
@@ -444,8 +444,8 @@ def test_of_several_evaluations_each_names_its_policy_baseline_and_judge_and_kee
     second = text.index("by judge-second, which is what stage ppo trained against")
     assert text.index("by judge-first, which no policy was trained against") < second
     assert "Win rate over the baseline" not in text, "a tile would have to be of one of them"
-    found = {stage.name: verdict.tone for stage, verdict in headline(read_run(folder)).verdicts}
-    assert found == {"first": "good", "second": "mixed"}
+    tones = {stage.name: verdict.tone for stage, verdict in headline(read_run(folder)).verdicts}
+    assert tones == {"first": "good", "second": "mixed"}
 
 
 def test_printed_shares_add_up(plain, tmp_path):
@@ -575,8 +575,8 @@ def test_a_success_measured_with_what_training_saw_is_told_as_that(plain, tmp_pa
     recipe["stages"]["evaluation"] |= {"judge": judge, "prompts": prompts}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     text = text_of(report_of(run))
-    found = headline(read_run(run))
-    assert (found.title, found.tone) == (title, "mixed")
+    top = headline(read_run(run))
+    assert (top.title, top.tone) == (title, "mixed")
     assert title in text
     for phrase in words:
         assert phrase in text
@@ -603,9 +603,9 @@ def test_without_a_recipe_nothing_is_claimed_of_judge_and_prompts(plain, tmp_pat
 def test_counts_of_one_and_zeros_read_well(plain, tmp_path):
     run = copied(plain, tmp_path)
     path = run / "evaluation" / "evaluation.json"
-    found = json.loads(path.read_text())
-    found["win_rate"] |= {"wins": 118, "losses": 1, "ties": 1}
-    path.write_text(json.dumps(found))
+    document = json.loads(path.read_text())
+    document["win_rate"] |= {"wins": 118, "losses": 1, "ties": 1}
+    path.write_text(json.dumps(document))
     assert "judged better 118 times, worse once and equal once" in text_of(report_of(run))
     kl = replace(KL.missing("not asked"), k1=mean_interval([-0.0011, 0.0007]))
     evaluation = made_up_evaluation(Random(0), AFTER, kind="healthy", num_prompts=30)

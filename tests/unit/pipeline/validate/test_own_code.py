@@ -48,7 +48,7 @@ def test_a_keyword_that_the_function_does_not_have_is_told(tree, monkeypatch):
 def test_what_builds_runs_and_trains_is_looked_up(tree, monkeypatch, owner, attribute, text, stage, key):
     monkeypatch.setattr(owner, attribute, text)
     made = changed(changed(tree, "quadratic", **DPO), "grpo", reward="rules")
-    (problem,) = [found for found in problems_of(made, deep=False) if found.stage == stage]
+    (problem,) = [actual for actual in problems_of(made, deep=False) if actual.stage == stage]
     assert (problem.key, problem.level, problem.kind) == (key, "error", ConfigError)
     assert attribute in problem.message
 

@@ -20,8 +20,8 @@ def chat(said: Any, *, finish: str = "stop", usage: Any = USAGE) -> bytes:
 def completions_in(body: dict[str, Any]) -> tuple[str, str]:
     """The two that a request shows, in its order."""
     text = body["messages"][0]["content"]
-    found = [re.search(rf"<answer_{mark}>\n(.*?)\n</answer_{mark}>", text, re.DOTALL) for mark in "AB"]
-    return tuple(match[1] for match in found)
+    matched = [re.search(rf"<answer_{mark}>\n(.*?)\n</answer_{mark}>", text, re.DOTALL) for mark in "AB"]
+    return tuple(match[1] for match in matched)
 
 
 def judging(decide: Callable[[str, str], str | None], **options: Any) -> Act:

@@ -35,8 +35,8 @@ def place(tmp_path):
     (tmp_path / "votes.jsonl").write_text('{"prompt": "p"}\n')
     judge = {**ENDPOINT, "template": str(tmp_path / "prompt.txt")}
     (tmp_path / "judge.yaml").write_text(json.dumps(judge))
-    found = certificate_of(judge, tmp_path, labels=tmp_path / "votes.jsonl")
-    certificate_file(tmp_path / "judge.yaml").write_text(json.dumps(found))
+    actual = certificate_of(judge, tmp_path, labels=tmp_path / "votes.jsonl")
+    certificate_file(tmp_path / "judge.yaml").write_text(json.dumps(actual))
     return tmp_path
 
 
@@ -93,9 +93,9 @@ def test_an_edited_prompt_and_edited_labels_are_named(place):
 def test_labels_that_are_not_here_are_unchecked_and_no_change(place):
     (place / "votes.jsonl").unlink()
     certificate = read_certificate(place / "judge.yaml.certificate.json")
-    found = check_certificate(place / "judge.yaml", certificate, folder=place)
-    assert not found.is_stale
-    assert "votes.jsonl is not there" in found.unchecked[0]
+    actual = check_certificate(place / "judge.yaml", certificate, folder=place)
+    assert not actual.is_stale
+    assert "votes.jsonl is not there" in actual.unchecked[0]
 
 
 def test_a_folder_may_move_as_a_whole(place, tmp_path_factory):
@@ -104,8 +104,8 @@ def test_a_folder_may_move_as_a_whole(place, tmp_path_factory):
     text = (moved / "judge.yaml").read_text().replace(str(place), str(moved))
     (moved / "judge.yaml").write_text(text)
     certificate = read_certificate(moved / "judge.yaml.certificate.json")
-    found = check_certificate(moved / "judge.yaml", certificate, folder=moved)
-    assert (found.changed, found.unchecked) == ((), ())
+    actual = check_certificate(moved / "judge.yaml", certificate, folder=moved)
+    assert (actual.changed, actual.unchecked) == ((), ())
 
 
 def test_a_local_model_is_bound_by_its_content_and_not_its_name(tmp_path):
@@ -139,19 +139,19 @@ def test_rules_people_and_reward_models_need_none():
 def test_a_refused_certificate_is_no_certificate(place):
     judge = json.loads((place / "judge.yaml").read_text())
     reasons = [{"name": "chance", "text": "It tosses a coin."}]
-    found = certificate_of(judge, place, verdict="refused", labels=place / "votes.jsonl", reasons=reasons)
-    certificate_file(place / "judge.yaml").write_text(json.dumps(found))
+    actual = certificate_of(judge, place, verdict="refused", labels=place / "votes.jsonl", reasons=reasons)
+    certificate_file(place / "judge.yaml").write_text(json.dumps(actual))
     assert "It tosses a coin." in certificate_problem(place / "judge.yaml")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"schema": 1}', "schema", "edited"])
 def test_a_damaged_certificate_is_an_error_that_names_it(place, damage):
     file = certificate_file(place / "judge.yaml")
-    found = json.loads(file.read_text())
+    document = json.loads(file.read_text())
     if damage == "schema":
-        damage = json.dumps({**found, "schema": 7})
+        damage = json.dumps({**document, "schema": 7})
     elif damage == "edited":
-        damage = json.dumps({**found, "verdict": "refused"})
+        damage = json.dumps({**document, "verdict": "refused"})
     file.write_text(damage)
     with pytest.raises(DataError, match=r"judge\.yaml\.certificate\.json"):
         certificate_problem(place / "judge.yaml")

@@ -124,8 +124,8 @@ def test_a_jury_s_members_are_settings_of_judges(tmp_path):
 def test_settings_may_be_changed_one_by_one(tmp_path):
     path = tmp_path / "judge.yaml"
     path.write_text("type: endpoint\nurl: http://h/v1\nmodel: m\n")
-    found = read_judge(str(path), ["model=other", "max_tokens=5"])
-    assert (found.model, found.max_tokens, found.url) == ("other", 5, "http://h/v1")
+    judge = read_judge(str(path), ["model=other", "max_tokens=5"])
+    assert (judge.model, judge.max_tokens, judge.url) == ("other", 5, "http://h/v1")
     assert read_judge(None, ["type=reward_model", "path=rm"]).tie_band == 0.1
     with pytest.raises(ConfigError, match="endpoint"):
         read_judge("http://h/v1")

@@ -36,15 +36,15 @@ class Counting:
         self.asked = []
 
     def votes(self, pairs, on_vote=None):
-        found = []
+        votes = []
         for place, pair in enumerate(pairs):
             self.asked.append(pair.key)
-            found.append(
+            votes.append(
                 Vote(first=None if pair.prompt == "?" else float(len(pair.first) > len(pair.second)), said="x")
             )
             if on_vote is not None:
-                on_vote(place, found[-1])
-        return found
+                on_vote(place, votes[-1])
+        return votes
 
 
 def ask(judge, *prompts):

@@ -82,22 +82,22 @@ def test_long_completions_may_drift_a_quarter_of_a_nat_for_each_token_unless_the
 
 def test_completions_that_grew_have_no_more_room_to_drift_than_at_first():
     watching = guards()
-    found = [
+    actual = [
         watching.check(step, {"ppo/ref_kl": kl, "ppo/length_mean": length})
         for step, (kl, length) in enumerate([(1.0, 64.0)] * 5 + [(15.9, 90.0)] * 2 + [(16.1, 90.0)] * 2)
     ]
-    assert [[alarm.limit for alarm in alarms] for alarms in found] == [[]] * 8 + [[16.0]]
+    assert [[alarm.limit for alarm in alarms] for alarms in actual] == [[]] * 8 + [[16.0]]
 
 
 def test_a_run_whose_completions_stop_ending_is_told_of_long_before():
     # PPO on 54 to 96 tokens: 27 nats were below half a nat a token, while the share of answers that ended went from .88 to .36.
     share = np.linspace(0, 1, 40)
-    watching, found = guards(), []
+    watching, actual = guards(), []
     for step, x in enumerate(share.tolist(), start=1):
         length, ended = 60 + 25 * x, 0.88 - 0.52 * x
         metrics = {"ppo/ref_kl": 27 * x, "ppo/length_mean": length, "ppo/eos_frac": ended, "ppo/kl_mean": 0.8 * x}
-        found += watching.check(step, metrics | {"ppo/score_mean": 0.5, "ppo/score_std": 0.3})
-    assert {alarm.guard: alarm.step for alarm in found} == {"step_kl": 16, "kl": 25, "length": 28}
+        actual += watching.check(step, metrics | {"ppo/score_mean": 0.5, "ppo/score_std": 0.3})
+    assert {alarm.guard: alarm.step for alarm in actual} == {"step_kl": 16, "kl": 25, "length": 28}
 
 
 def test_entropy_may_fall_to_a_twentieth_of_what_it_was():
@@ -168,12 +168,12 @@ def test_length_is_compared_with_the_first_rollouts_by_medians(far, limit, word,
 
 @pytest.mark.parametrize(("score", "drifts"), [(0.5, True), (0.2, True), (0.65, True), (0.75, False)])
 def test_a_length_that_changes_without_the_score_is_drift_and_the_remedy_is_the_kl_penalty(score, drifts):
-    watching, found = guards(), []
+    watching, actual = guards(), []
     for step in range(20):
         late = step >= 5
         metrics = {"ppo/length_mean": 30.0 if late else 12.0, "ppo/score_mean": score if late else 0.5}
-        found += watching.check(step, metrics | {"ppo/score_std": 0.8})
-    (alarm,) = found
+        actual += watching.check(step, metrics | {"ppo/score_std": 0.8})
+    (alarm,) = actual
     assert ("Raise kl.coef" in alarm.message) == drifts
     assert ("penalize length" in alarm.message) != drifts
     assert (f"did not rise with it ({score:g}, 0.5 at first)" in alarm.message) == drifts
@@ -253,23 +253,23 @@ def test_an_excursion_is_said_once_and_again_only_after_ten_values_within_limits
 
 def test_a_metric_that_is_seldom_measured_is_not_well_in_between():
     watching = guards()
-    found = []
+    actual = []
     for step in range(100):  # one rollout in ten steps
-        found += watching.check(step, {"grad_norm": 1.0} | ({"ppo/ref_kl": math.nan} if step % 10 == 0 else {}))
-    assert [alarm.step for alarm in found] == [0]
+        actual += watching.check(step, {"grad_norm": 1.0} | ({"ppo/ref_kl": math.nan} if step % 10 == 0 else {}))
+    assert [alarm.step for alarm in actual] == [0]
     assert not watching.quiet
 
 
 def test_several_alarms_come_in_the_order_of_the_settings_and_stopping_goes_first():
     watching = guards(kl="restore", ratio="stop")
-    found = watching.check(3, {"ppo/ratio_max": 1e5, "loss/kl": math.nan, "ppo/ref_kl": 99.0})
-    assert [(alarm.guard, alarm.action) for alarm in found] == [
+    alarms = watching.check(3, {"ppo/ratio_max": 1e5, "loss/kl": math.nan, "ppo/ref_kl": 99.0})
+    assert [(alarm.guard, alarm.action) for alarm in alarms] == [
         ("kl", "restore"),
         ("ratio", "stop"),
         ("finite", "warn"),
     ]
-    assert gravest(found) == "stop"
-    assert gravest(found[:1]) == "restore"
+    assert gravest(alarms) == "stop"
+    assert gravest(alarms[:1]) == "restore"
     assert gravest([]) is None
 
 
@@ -299,14 +299,14 @@ def test_a_resumed_run_raises_the_same_alarms():
         whole_found += whole.check(step, metrics)
     assert len(whole_found) >= 4, "otherwise this would prove little"
     for cut in (1, 7, 30, 55):
-        watching, found = guards(), []
+        watching, actual = guards(), []
         for step, metrics in enumerate(run):
             if step == cut:
                 state = json.loads(json.dumps(watching.state_dict()))
                 watching = guards()
                 watching.load_state_dict(state)
-            found += watching.check(step, metrics)
-        assert found == whole_found
+            actual += watching.check(step, metrics)
+        assert actual == whole_found
         assert watching.state_dict() == whole.state_dict()
 
 
@@ -353,21 +353,21 @@ def made_up_runs(rng: np.random.Generator, runs: int, rollouts: int) -> dict[str
 def first_alarms(metrics: dict[str, np.ndarray]) -> list[dict[str, int]]:
     """For each run, guard -> rollout of its first alarm."""
     columns = {name: values.tolist() for name, values in metrics.items()}
-    found: list[dict[str, int]] = []
+    by_run: list[dict[str, int]] = []
     for run in range(len(metrics["grad_norm"])):
         rows = zip(*(columns[name][run] for name in columns), strict=True)
         watching = guards()
-        found.append({})
+        by_run.append({})
         for step, row in enumerate(rows):
             for alarm in watching.check(step, dict(zip(columns, row, strict=True))):
-                found[-1].setdefault(alarm.guard, step)
-    return found
+                by_run[-1].setdefault(alarm.guard, step)
+    return by_run
 
 
 @pytest.mark.slow
 def test_fewer_than_one_healthy_run_in_a_hundred_raises_any_alarm():
-    found = first_alarms(made_up_runs(np.random.default_rng(0), 10_000, 30))
-    assert sum(map(bool, found)) < 100
+    actual = first_alarms(made_up_runs(np.random.default_rng(0), 10_000, 30))
+    assert sum(map(bool, actual)) < 100
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_each_pathology_is_said_within_a_few_rollouts(guard, metric, change, wit
     metrics = made_up_runs(np.random.default_rng(1), 100, rollouts)
     after = np.arange(1, rollouts - begins + 1)
     metrics[metric][:, begins:] = change(metrics[metric][:, begins:], after)
-    delays = [found[guard] - begins + 1 if guard in found else math.inf for found in first_alarms(metrics)]
+    delays = [actual[guard] - begins + 1 if guard in actual else math.inf for actual in first_alarms(metrics)]
     assert np.mean([0 < delay <= within for delay in delays]) > 0.97
 
 
@@ -406,14 +406,14 @@ def real_runs(*, healthy: bool) -> list[Any]:
 
 def alarms_of_run(run: dict[str, Any]) -> list[Alarm]:
     columns, gap = run["metrics"], run["steps_per_rollout"]
-    watching, found = Guards(GuardsConfig(), name=run["algorithm"]), []
+    watching, alarms = Guards(GuardsConfig(), name=run["algorithm"]), []
     steps = len(columns["grad_norm"])
     for step in range(steps):
         metrics = {name: values[step] for name, values in columns.items() if len(values) == steps}
         if step % gap == 0:
             metrics |= {name: values[step // gap] for name, values in columns.items() if len(values) < steps}
-        found += watching.check(step + 1, metrics)
-    return found
+        alarms += watching.check(step + 1, metrics)
+    return alarms
 
 
 @pytest.mark.parametrize("run", real_runs(healthy=True))
@@ -423,9 +423,9 @@ def test_no_healthy_run_that_we_have_raises_an_alarm(run):
 
 @pytest.mark.parametrize("run", real_runs(healthy=False))
 def test_every_gamed_run_that_we_have_raises_one_about_kl_and_few_in_all(run):
-    found = alarms_of_run(run)
-    assert found[0].guard == "kl"
-    assert len(found) <= 3
+    actual = alarms_of_run(run)
+    assert actual[0].guard == "kl"
+    assert len(actual) <= 3
 
 
 def test_repetition_is_the_share_of_three_token_runs_that_stood_there_before():

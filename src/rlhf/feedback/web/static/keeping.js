@@ -39,15 +39,15 @@ export class Drawer {
 
   /** Names with this prefix, sorted. */
   names(start) {
-    const found = new Set(this.memory.keys());
+    const names = new Set(this.memory.keys());
     try {
       for (const key of Object.keys(localStorage)) {
-        if (key.startsWith(this.prefix)) found.add(key.slice(this.prefix.length));
+        if (key.startsWith(this.prefix)) names.add(key.slice(this.prefix.length));
       }
     } catch {
       this.isSafe = false;
     }
-    return [...found].filter((name) => name.startsWith(start)).sort();
+    return [...names].filter((name) => name.startsWith(start)).sort();
   }
 }
 

@@ -180,12 +180,12 @@ class RewardHackingDetector:
         for name, detector in self.detectors.items():
             if (DETECTORS[name].looks_at == "rollout") != is_rollout:
                 continue
-            found = detector.update(observation)
+            detection = detector.update(observation)
             if detector.value is not None and not math.isnan(detector.value):
                 values[DETECTORS[name].metric] = _clipped(detector.value)
-            if found is not None:
-                alarms.append(self._alarm(name, observation.step, found))
-                for place in found.places:
+            if detection is not None:
+                alarms.append(self._alarm(name, observation.step, detection))
+                for place in detection.places:
                     flags[place].append(name)
             if self.actions[name] == "penalize" and (lost := detector.penalties(observation)).any():
                 penalties[name] = lost

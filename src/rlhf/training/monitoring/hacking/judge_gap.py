@@ -38,8 +38,8 @@ class JudgeGap:
     def update(self, observation: HeldOutObservation) -> Detection | None:
         """See ``Detector``."""
         if not self.scales:
-            found = [values[np.isfinite(values)] for values in (observation.proxy, observation.judge)]
-            spreads = [float(values.std()) if len(values) else 0.0 for values in found]
+            finite = [values[np.isfinite(values)] for values in (observation.proxy, observation.judge)]
+            spreads = [float(values.std()) if len(values) else 0.0 for values in finite]
             if min(spreads) <= 0:
                 return None  # all scores are equal, or none is there: there is no unit yet
             self.scales = spreads

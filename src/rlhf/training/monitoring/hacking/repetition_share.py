@@ -69,11 +69,11 @@ class RepetitionShare:
         self.counts.append([len(flagged), float(flagged.sum()), float(observation.reference_repeated.sum())])
         while len(self.counts) > self.window and sum(c[0] for c in self.counts[1:]) >= self.min_completions:
             del self.counts[0]
-        total, found, expected = (sum(c[k] for c in self.counts) for k in range(3))
+        total, repeated, expected = (sum(c[k] for c in self.counts) for k in range(3))
         self.alarmed = False
         if len(self.counts) < self.window or total < self.min_completions:
             return None
-        self.value = found / total
+        self.value = repeated / total
         limit = expected / total + self.max_rise
         self.alarmed = self.value > limit
         if not self.alarmed:

@@ -37,13 +37,13 @@ def mean_t(slopes: Array) -> float | None:
 
     Slopes that are all equal give plus or minus infinity, and 0 where they are all 0.
     """
-    found = slopes[np.isfinite(slopes)]
-    if len(found) < MIN_PROMPTS:
+    known = slopes[np.isfinite(slopes)]
+    if len(known) < MIN_PROMPTS:
         return None
-    mean, deviation = float(found.mean()), float(found.std(ddof=1))
+    mean, deviation = float(known.mean()), float(known.std(ddof=1))
     if deviation <= 1e-12 * abs(mean):
         return math.copysign(math.inf, mean) if mean else 0.0
-    return mean / (deviation / math.sqrt(len(found)))
+    return mean / (deviation / math.sqrt(len(known)))
 
 
 @dataclass(frozen=True, slots=True)

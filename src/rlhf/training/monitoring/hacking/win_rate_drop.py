@@ -61,18 +61,18 @@ class WinRateDrop:
 
     def update(self, observation: HeldOutObservation) -> Detection | None:
         """See ``Detector``."""
-        found = self._bet(observation) if self.anchor is not None else None
+        detection = self._bet(observation) if self.anchor is not None else None
         judged = observation.judge[np.isfinite(observation.judge)]
         self.wants_anchor = False
         if len(judged) < 2:
-            return found
+            return detection
         self.means = [*self.means, float(judged.mean())][-self.anchor_window :]
         trailing, error = float(np.mean(self.means)), float(judged.std(ddof=1)) / math.sqrt(len(judged))
         better = self.anchor is None or trailing > self.best + self.anchor_gain * error
         self.wants_anchor = len(self.means) == self.anchor_window and better
         if self.wants_anchor:
             self.best, self.anchor_step = trailing, observation.step
-        return found
+        return detection
 
     def set_anchor(self, scores: Array) -> None:
         """Compare with these from now on.

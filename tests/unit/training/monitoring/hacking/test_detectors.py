@@ -65,7 +65,7 @@ def looks(judge_slope, proxy_slope, *, count=12, prompts=64, noise=0.3, seed=0):
 
 
 def first_alarm(detector, observations):
-    return next((found for each in observations if (found := detector.update(each)) is not None), None)
+    return next((detection for each in observations if (detection := detector.update(each)) is not None), None)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_a_fall_names_the_best_evaluation_of_its_window_and_the_prompts_that_fel
     judge[:, 5] -= np.arange(10.0)  # the one that falls most
     judge -= 0.2 * np.arange(10.0)[:, None]
     judge += 0.01 * np.random.default_rng(0).normal(size=judge.shape)
-    found = first_alarm(
+    actual = first_alarm(
         detector_of("judge_slope"),
         [HeldOutObservation(step=5 * k, proxy=np.arange(16.0), judge=row) for k, row in enumerate(judge)],
     )
-    assert found.good_step == 10
-    assert found.places[0] == 5
-    assert found.value < -4.0 == found.limit
+    assert actual.good_step == 10
+    assert actual.places[0] == 5
+    assert actual.value < -4.0 == actual.limit
 
 
 def test_a_slow_fall_is_seen_by_the_long_window():
@@ -137,10 +137,10 @@ def test_the_e_detector_by_hand():
     second = (1 + first) * first
     detector.update(lost)
     assert detector.value == pytest.approx(math.log(first.mean()) - math.log(2 / 0.5))
-    found = detector.update(lost)
+    detection = detector.update(lost)
     assert detector.value == pytest.approx(math.log(second.mean()) - math.log(2 / 0.5))
-    assert (found is not None) == (second.mean() >= 4)
-    assert (found.value, found.limit) == (detector.value, 0.0), "what the curve of its metric is compared with"
+    assert (detection is not None) == (second.mean() >= 4)
+    assert (detection.value, detection.limit) == (detector.value, 0.0), "what the curve of its metric is compared with"
     assert detector.newest_win_rate == 0.0
 
 
@@ -148,9 +148,9 @@ def test_a_policy_that_loses_every_time_for_long_overflows_nothing():
     detector = detector_of_win_rate()
     detector.set_anchor(np.ones((500, 4)))
     lost = HeldOutObservation(step=1, proxy=np.zeros(500), judge=np.zeros(500))
-    found = [detector.update(lost) for _ in range(20)][-1]
-    assert math.isfinite(found.value)
-    assert found.value > 4000, "e to this is no float"
+    actual = [detector.update(lost) for _ in range(20)][-1]
+    assert math.isfinite(actual.value)
+    assert actual.value > 4000, "e to this is no float"
 
 
 def test_the_anchor_is_sampled_anew_once_it_was_chosen():
@@ -168,8 +168,8 @@ def test_the_anchor_is_sampled_anew_once_it_was_chosen():
             detector = detector_of_win_rate(anchor_window=1)
             for step in range(50):
                 judge = judged(1)[:, 0]
-                found = detector.update(HeldOutObservation(step=step, proxy=judge, judge=judge))
-                if found is not None:
+                detection = detector.update(HeldOutObservation(step=step, proxy=judge, judge=judge))
+                if detection is not None:
                     count += 1
                     break
                 if detector.wants_anchor:
@@ -241,9 +241,9 @@ def test_prompts_count_that_were_scored_at_every_look_of_the_window():
         (scored(0, 2, 3), 2, False),  # 0 and 2
         (scored(), 0, True),
     ]:
-        found = detector.update(look)
-        assert (detector.value, found is not None) == (count, alarm)
-    assert (found.value, found.limit) == (0.0, 2.0)
+        detection = detector.update(look)
+        assert (detector.value, detection is not None) == (count, alarm)
+    assert (detection.value, detection.limit) == (0.0, 2.0)
 
 
 def test_too_few_held_out_prompts_are_blindness_too():
@@ -332,9 +332,9 @@ def test_the_share_of_loops_by_hand():
     detector = detector_of("repetition_share", window=2, min_completions=20, max_rise=0.1, min_words=20)
     flagged = [25.0] * 2 + [19.0] * 8
     assert detector.update(rollout(np.zeros(10), repeated=flagged, reference=0.05)) is None, "one rollout of two"
-    found = detector.update(rollout(np.zeros(10), repeated=flagged, reference=0.05))
-    assert (detector.value, found.limit) == (0.2, pytest.approx(0.15))
-    assert found.places == (0, 1)
+    detection = detector.update(rollout(np.zeros(10), repeated=flagged, reference=0.05))
+    assert (detector.value, detection.limit) == (0.2, pytest.approx(0.15))
+    assert detection.places == (0, 1)
     assert detector.penalties(rollout(np.zeros(10), repeated=flagged)).tolist() == [1.0] * 2 + [0.0] * 8
     # two more without a loop: 2 of 20, below 15 %
     assert detector.update(rollout(np.zeros(10), reference=0.05)) is None
@@ -359,20 +359,20 @@ def test_length_is_compared_within_prompts():
     """Trap: the pooled correlation of length and reward is that of the mixture of tasks."""
     rng = np.random.default_rng(0)
     pooled, within = detector_of("simple_length"), detector_of("length_gaming")
-    found = [(pooled.update(each), within.update(each)) for each in (mixed_tasks(rng, growth=2.0) for _ in range(12))]
+    actual = [(pooled.update(each), within.update(each)) for each in (mixed_tasks(rng, growth=2.0) for _ in range(12))]
     assert pooled.value > 0.8
-    assert any(naive is not None for naive, _ in found), "naive: an alarm in a healthy run"
+    assert any(naive is not None for naive, _ in actual), "naive: an alarm in a healthy run"
     assert abs(within.value) < 0.2
-    assert all(alarm is None for _, alarm in found)
+    assert all(alarm is None for _, alarm in actual)
 
 
 @pytest.mark.parametrize(("growth", "coupling", "alarm"), [(2.0, 0.8, True), (1.2, 0.8, False), (2.0, 0.2, False)])
 def test_length_is_gamed_where_it_pays_and_has_grown(growth, coupling, alarm):
     rng = np.random.default_rng(1)
     detector = detector_of("length_gaming")
-    found = [detector.update(mixed_tasks(rng, growth=growth, coupling=coupling)) for _ in range(12)]
-    assert all(each is None for each in found[:9]), "ten rollouts are needed"
-    assert (found[-1] is not None) == alarm
+    detections = [detector.update(mixed_tasks(rng, growth=growth, coupling=coupling)) for _ in range(12)]
+    assert all(each is None for each in detections[:9]), "ten rollouts are needed"
+    assert (detections[-1] is not None) == alarm
 
 
 def test_correlation_and_growth_within_prompts_by_hand():
@@ -406,9 +406,9 @@ def test_a_leap_of_the_mean_by_hand():
     detector = detector_of("spikes", window=10, threshold=8.0)
     for mean in (1.0, 2.0, 3.0, 4.0, 5.0) * 2:  # median 3, median distance 1
         assert detector.update(rollout([mean, mean])) is None
-    found = detector.update(rollout([20.0, 20.0]))
-    assert found.value == pytest.approx(17 / 1.4826, rel=1e-4)
-    assert "above" in found.message
+    detection = detector.update(rollout([20.0, 20.0]))
+    assert detection.value == pytest.approx(17 / 1.4826, rel=1e-4)
+    assert "above" in detection.message
 
 
 def test_the_error_of_the_mean_is_the_least_unit_where_the_reward_was_constant():
@@ -481,8 +481,8 @@ def test_a_reward_is_compared_with_the_50_before_it_only():
     # among its own 51 values it could hide; against earlier ones it can't
     burst = detector_of("simple_spikes")
     burst.update(rollout(fifty))
-    found = burst.update(rollout([40.0] * 8))
-    assert 0 in found.places
+    detection = burst.update(rollout([40.0] * 8))
+    assert 0 in detection.places
     low = detector_of("simple_spikes")
     low.update(rollout(fifty))
     assert low.update(rollout([-limit - 0.5])) is not None

@@ -28,9 +28,9 @@ def row_of(name="no-kl-0", *, healthy=False, fell=True, alarms=(), steps=100, lo
 
 def test_a_fall_is_measured_from_the_peak_before_it():
     gold, rising = [0.0] * 5 + [1.0] * 5 + [0.5] * 5 + [0.9] * 5, [0.1 * k for k in range(20)]
-    found = fall_of(curve(gold, rising))
-    assert (found["fall"], found["fell"]) == (0.5, True)
-    assert found["peak_step"] == 4 * 7 + 1, "the middle of rollouts 5 to 9"
+    fall = fall_of(curve(gold, rising))
+    assert (fall["fall"], fall["fell"]) == (0.5, True)
+    assert fall["peak_step"] == 4 * 7 + 1, "the middle of rollouts 5 to 9"
     assert not fall_of(curve(gold, rising[::-1]))["fell"], "the reward fell, too"
     assert not fall_of(curve(sorted(gold), rising))["fell"]
     assert fall_of(curve([1.0] * 3, [0.0] * 3)) == {"peak_step": None, "fall": 0.0, "fell": False}, "too short"
@@ -104,9 +104,9 @@ def test_the_committed_rows_are_runs_that_were_planned():
         run = plan[row["name"]]
         assert (row["kind"], row["seed"], row["start"]) == (run.kind, run.seed, run.start)
         assert row["healthy"] == KINDS[run.kind].healthy
-        found = fall_of(curve_of(row))
-        assert found["fell"] == row["fell"]
-        assert found["fall"] == pytest.approx(row["fall"], abs=0.002)  # of rounded means
+        fall = fall_of(curve_of(row))
+        assert fall["fell"] == row["fell"]
+        assert fall["fall"] == pytest.approx(row["fall"], abs=0.002)  # of rounded means
 
 
 def curve_of(row):

@@ -55,7 +55,7 @@ def test_the_page_is_made_again_from_what_was_kept(tmp_path, capsys):
 
 
 def test_the_false_alarm_rates_that_alarms_state_are_those_of_the_committed_page():
-    cells = {name: found["cell"] for name, found in json.loads(PAGE.with_suffix(".json").read_text()).items()}
+    cells = {name: actual["cell"] for name, actual in json.loads(PAGE.with_suffix(".json").read_text()).items()}
     healthy = {name: cells[name] for name in HEALTHY}
     runs = sum(cell["runs"] for name, cell in healthy.items() if name != "noise")
     for detector in ("judge_slope", "judge_gap"):
