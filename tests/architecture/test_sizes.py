@@ -1,4 +1,4 @@
-"""One idea to a file, one step to a function: past these sizes a reason must be written down."""
+"""One idea to a file, one step to a function, one noun to a thing: what departs from these has a reason that is written down."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ LONG_FUNCTIONS: dict[str, str] = {
     "store/migrations/versions/0001_the_first_tables.py:upgrade": "a list of tables, made by alembic",
 }
 """path:function -> why it stays whole."""
+KEYS_CALLED_FOUND = {"data/inspect.py:found_at": "a key of `rlhf data check --json`, which asdict writes"}
+"""path:name -> why it stays."""
 
 
 def functions_of(file: Path) -> Iterator[tuple[str, int]]:
@@ -99,3 +101,20 @@ def test_a_file_name_does_not_stand_for_two_things():
     assert shared == OF_ONE_THING, (
         f"{sorted(shared ^ OF_ONE_THING)}: two things get two names; what belongs together is listed, and only that"
     )
+
+
+def identifiers_of(file: Path) -> set[str]:
+    """Names of variables, arguments, attributes, functions and classes of a file."""
+    fields = (getattr(node, field, None) for node in ast.walk(tree_of(file)) for field in ("id", "arg", "attr", "name"))
+    return {name for name in fields if isinstance(name, str)}
+
+
+def test_a_name_says_what_it_holds():
+    """``found`` says that something was looked for; ``rows``, ``errors`` or ``path`` say what it is."""
+    called_found = {
+        f"{name_of(file)}:{name}" for file in FILES for name in identifiers_of(file) if "found" in name.split("_")
+    }
+    unnamed = sorted(called_found - KEYS_CALLED_FOUND.keys())
+    assert not unnamed, f"{unnamed}: name each by what it holds, or give KEYS_CALLED_FOUND the reason"
+    gone = sorted(KEYS_CALLED_FOUND.keys() - called_found)
+    assert not gone, f"{gone} are gone: take them off KEYS_CALLED_FOUND"
