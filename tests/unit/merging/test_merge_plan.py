@@ -199,7 +199,7 @@ def test_so_many_models_as_the_method_takes(llama, method, count, base, word):
 
 
 def test_a_missing_weight_names_model_and_tensor(llama):
-    with pytest.raises(ConfigError, match=r"parameters\.weight is missing of .*/b for the tensor"):
+    with pytest.raises(ConfigError, match=r"parameters\.weight .*/b"):
         plan_of(merge_tree("linear", {llama["a"]: ONE, llama["b"]: {}}))
 
 

@@ -175,14 +175,14 @@ def test_not_a_number_in_a_parent_is_named(tmp_path):
 
 def test_what_does_not_fit_the_type_is_named(tmp_path):
     a = write_plain(tmp_path / "a", {"layers.0.w": torch.full((3,), 1e6)})
-    with pytest.raises(ModelError, match=r"layers\.0\.w is not finite: it does not fit float16"):
+    with pytest.raises(ModelError, match=r"layers\.0\.w .*float16"):
         ModelMerger(merge_tree("linear", {a: ONE}, dtype="float16")).merge(tmp_path / "out")
 
 
 def test_weights_that_add_up_to_nothing(tmp_path):
     a = write_plain(tmp_path / "a", {"layers.0.w": torch.ones(3)})
     b = write_plain(tmp_path / "b", {"layers.0.w": 2 * torch.ones(3)})
-    with pytest.raises(ModelError, match=r"layers\.0\.w is not finite: the method gave NaN"):
+    with pytest.raises(ModelError, match=r"layers\.0\.w .*NaN"):
         ModelMerger(merge_tree("linear", {a: ONE, b: {"weight": -1}})).merge(tmp_path / "out")
 
 

@@ -118,7 +118,7 @@ def test_it_comes_back_from_disk_bit_for_bit(model, groups, tmp_path):
 
 def test_it_is_told_from_other_models(policy, model, tmp_path):
     judge = model.save_pretrained(tmp_path / "prm")
-    with pytest.raises(ModelError, match="is a process reward model"):
+    with pytest.raises(ModelError, match="a process reward model"):
         RewardModel.from_pretrained(str(judge))
     other = RewardModel.from_policy(policy).save_pretrained(tmp_path / "rm")
     with pytest.raises(ModelError, match="not a process reward model"):

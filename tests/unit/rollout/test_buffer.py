@@ -68,7 +68,7 @@ def test_a_restored_buffer_is_the_one_that_was_saved():
 
 @pytest.mark.parametrize("state", [[{"prompt_id": "p"}], [{"prompt_id": "p", "completions": []}], [3]])
 def test_another_state_is_refused(state):
-    with pytest.raises(CheckpointError, match="state of a rollout buffer"):
+    with pytest.raises(CheckpointError, match="rollout buffer"):
         StalenessBuffer(max_staleness=0).load_state_dict(state)
 
 

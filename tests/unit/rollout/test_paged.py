@@ -101,7 +101,7 @@ def test_a_name_is_taken_once():
     cache = build()
     cache.allocate("a")
     for again in (lambda: cache.allocate("a"), lambda: cache.fork("a", "a")):
-        with pytest.raises(DataError, match="holds a sequence 'a' already"):
+        with pytest.raises(DataError, match="'a' already"):
             again()
 
 
@@ -223,7 +223,7 @@ def test_what_is_stored_keeps_no_graph_alive():
 
 def test_a_sequence_cannot_shrink():
     cache = build()
-    with pytest.raises(DataError, match="can't grow by -1 tokens"):
+    with pytest.raises(DataError, match="-1 tokens"):
         cache.allocate("a", -1)
     cache.allocate("a", 1)
 
