@@ -114,22 +114,22 @@ def certify_judge(
         asked_by = (store, "store guidelines")
     make_folder(path.parent)
     with placed_on(device):
-        found = certify(
+        certificate = certify(
             build_judge(config, cache=path.with_name(f"{path.name.removesuffix('.json')}.verdicts.jsonl")), config, pairs,
             folder=path.parent, labels_source=(str(labels), "file") if store is None else (store, "store"),
             guidelines=asked_by, rule=rule, limit=limit, seed=seed,
             own_models=own_model or (), confidence=confidence, notes=notes,
         )  # fmt: skip
-    write_json(path, found)
-    _say(found, table, path, as_json)
-    raise typer.Exit(0 if found["verdict"] == CERTIFIED else EXIT_REFUSED)
+    write_json(path, certificate)
+    _say(certificate, table, path, as_json)
+    raise typer.Exit(0 if certificate["verdict"] == CERTIFIED else EXIT_REFUSED)
 
 
-def _say(found: dict[str, Any], table: Any, path: Path, as_json: bool) -> None:
+def _say(certificate: dict[str, Any], table: Any, path: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(certificate, indent=2, ensure_ascii=False))
     else:
-        print(printable(table(found)))
+        print(printable(table(certificate)))
         print(printable(str(path)))
 
 

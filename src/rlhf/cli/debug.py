@@ -143,8 +143,8 @@ def _rewards_text(report: ScoreReport) -> str:
     ]
     if report.pairs_agree is not None:
         lines.append(
-            f"the chosen completion scores higher in {percentage(report.pairs_agree.value)} [{interval(report.pairs_agree.to_dict(), True)}] of "
-            f"{report.num_rows // 2:,} pairs, ties counted half"
+            f"the chosen completion scores higher in {percentage(report.pairs_agree.value)} "
+            f"[{interval(report.pairs_agree.to_dict(), True)}] of {report.num_rows // 2:,} pairs, ties counted half"
         )
     if report.num_groups:
         lines.append(

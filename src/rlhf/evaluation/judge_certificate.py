@@ -85,7 +85,8 @@ def refusals(measurement: JudgeMeasurement, rule: CertificateRule) -> list[Refus
         reasons.append(
             Refusal(
                 "labels",
-                f"Labels on {counted(measurement.num_prompts, 'prompt')} prefer a completion and have a verdict, and it takes {rule.min_labels}.",
+                f"Labels on {counted(measurement.num_prompts, 'prompt')} prefer a completion and have a verdict, and it takes "
+                f"{rule.min_labels}.",
                 more,
             )
         )
@@ -127,15 +128,17 @@ def _on_agreement(measurement: JudgeMeasurement, rule: CertificateRule) -> list[
         least = 0.5 + HALF_SIGNAL * (measurement.people.value - 0.5)
         text = (
             f"Where people agree with each other in {shown(measurement.people)} of cases, it agrees with them in "
-            f"{shown(measurement.agreement_where_shared)}; that it keeps more than half of a person's signal (above {percentage(least)}) is not "
-            f"shown: {percentage_points(beyond.value)} [{percentage_points(beyond.low)}, {percentage_points(beyond.high)}] beyond it."
+            f"{shown(measurement.agreement_where_shared)}; that it keeps more than half of a person's signal (above "
+            f"{percentage(least)}) is not shown: {percentage_points(beyond.value)} [{percentage_points(beyond.low)}, "
+            f"{percentage_points(beyond.high)}] beyond it."
         )
         return [Refusal("agreement", text, _more(beyond.value, measurement.shared_variance, beyond))]
     least = 0.5 + HALF_SIGNAL * (ASSUMED_PEOPLE - 0.5) if rule.min_agreement is None else rule.min_agreement
     if rate.low > least:
         return []
     why = "" if rule.min_agreement is not None else (
-        f" (people's own agreement is not known: {counted(measurement.num_shared, 'prompt')} with votes of two people, and it takes {MIN_SHARED})"
+        f" (people's own agreement is not known: {counted(measurement.num_shared, 'prompt')} with votes of two people, and it takes "
+        f"{MIN_SHARED})"
     )  # fmt: skip
     text = f"It agrees with people in {shown(rate)} of cases, and the interval must lie above {percentage(least)}{why}."
     return [Refusal("agreement", text, _more(rate.value - least, measurement.agreement_variance, rate))]

@@ -7,7 +7,7 @@ Source: https://platform.openai.com/docs/api-reference/chat/create and .../compl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -121,8 +121,8 @@ class CompletionBody(GenerationBody):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [list(self.prompt)]  # type: ignore[arg-type]  # the first of a list of one kind
-        return list(self.prompt)  # type: ignore[return-value]
+            return [cast(list[int], self.prompt)]
+        return cast(list[str] | list[list[int]], self.prompt)
 
 
 Body = TypeVar("Body", bound=GenerationBody)

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 
@@ -199,17 +199,16 @@ def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]
         APIError: The prompt is empty, holds tokens that the model does not know, or the template refuses it.
     """
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-        wrong = next(
-            (token for token in prompt if not isinstance(token, int) or not 0 <= token < model.vocabulary), None
-        )
+        tokens = cast(list[int], prompt)
+        wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
         if wrong is not None:
             message = f"prompt holds the token {wrong!r}; the model's are 0 to {model.vocabulary - 1}."
             raise APIError(400, message, code="invalid_value", param="prompt")
-        return [int(token) for token in prompt]  # type: ignore[call-overload]
+        return list(tokens)
     key = "prompt" if isinstance(prompt, str) else "messages"
     row: dict[str, Any] = {"prompt": prompt}
     if not isinstance(prompt, str):
-        messages = [_message(message, number) for number, message in enumerate(prompt)]
+        messages = [_message(message, number) for number, message in enumerate(cast(list[dict[str, Any]], prompt))]
         row = {"prompt": messages} | ({"chat_template_kwargs": kwargs} if kwargs else {})
         if not model.tokenizer.chat_template:
             row = {"prompt": "\n".join(message["content"] for message in messages)}

@@ -15,6 +15,7 @@ from rlhf.data.pack import Branch, Group
 from rlhf.errors import ModelError
 from rlhf.models.device import placed_on
 from rlhf.models.policy import PolicyModel
+from rlhf.models.score import base_model
 from rlhf.native.compiled_mode import in_c
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.compiled import CompiledModel
@@ -65,7 +66,7 @@ class ServedModel:
         policy.model.requires_grad_(False).eval()
         self.policy, self.source, self.products = policy, source, products
         self.tokenizer = policy.tokenizer
-        self.model: PreTrainedModel = policy.model
+        self.model: PreTrainedModel = base_model(policy.model)
         self.fingerprint = policy.fingerprint()
         """Hash of the weights."""
         config = self.model.config.get_text_config()

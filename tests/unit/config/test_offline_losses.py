@@ -45,7 +45,7 @@ def test_a_smoothed_loss_is_the_formula_where_smoothing_is_asked_for():
     plain, smoothed = (SFTConfig.of({"label_smoothing": share}).token_formula for share in (0.0, 0.1))
     assert (plain, smoothed) == (SFT_LOSSES["nll"], SFT_LOSSES["nll"].smoothed)
     assert formula_problem(smoothed) is None
-    with pytest.raises(ConfigError, match="label_smoothing .*`nll`"):
+    with pytest.raises(ConfigError, match=r"label_smoothing .*`nll`"):
         SFTConfig.of({"loss": "dft", "label_smoothing": 0.1})
 
 

@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named_with_its_row(code):
         SFTDataset(f"{code}:bad", toy.TOKENIZER)
     with pytest.raises(DataError, match=r"breaks.*after 1 rows.*KeyError.*shard 7"):
         list(open_rows(f"{code}:breaks"))
-    with pytest.raises(DataError, match="int, .*iterable"):
+    with pytest.raises(DataError, match=r"int, .*iterable"):
         list(open_rows(f"{code}:number"))
     with pytest.raises(DataError, match="'Rows'"):
         open_rows(f"{code}:Row")

@@ -206,7 +206,7 @@ def test_a_resumed_run_may_change_what_decides_nothing_and_not_the_rest(tmp_path
     assert log.read("note")[0]["message"].startswith("Resumed from")
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.01 and is 0\.02"):
         build_trainer("sft", checkpoint_dir=tmp_path, learning_rate=0.02).train()
-    with pytest.raises(CheckpointError, match="algorithm .*'sft' .*'dpo'"):
+    with pytest.raises(CheckpointError, match=r"algorithm .*'sft' .*'dpo'"):
         build_trainer("dpo", checkpoint_dir=tmp_path).train()
 
 
