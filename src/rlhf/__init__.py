@@ -94,7 +94,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.search.sampler import MCTSGenerator as MCTSGenerator
     from rlhf.search.strategies.adaptive_compute import AdaptiveComputeAllocator as AdaptiveComputeAllocator
     from rlhf.search.strategies.confidence_stopping import ConfidenceBasedStopping as ConfidenceBasedStopping
-    from rlhf.serving.app import create_app as create_app
+    from rlhf.serving.api_app import create_app as create_app
     from rlhf.store.store import PreferenceStore as PreferenceStore
     from rlhf.store.values import Task as HumanEvalTask  # noqa: F401  (a task of the store)
     from rlhf.training.algorithm_table import ALGORITHMS as ALGORITHMS
@@ -225,7 +225,7 @@ PUBLIC: dict[str, str] = {
     "calculate_fleiss_kappa": "rlhf.feedback.agreement:calculate_fleiss_kappa",
     "compile_model": "rlhf.models.adapted:compile_model",
     "compute_elo_ratings": "rlhf.evaluation.ratings.elo:compute_elo_ratings",
-    "create_app": "rlhf.serving.app:create_app",
+    "create_app": "rlhf.serving.api_app:create_app",
     "create_optimizer": "rlhf.training.optim:create_optimizer",
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
     "evaluate_model": "rlhf.evaluation.evaluate_model:evaluate_model",

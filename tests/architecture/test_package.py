@@ -20,9 +20,9 @@ from tests.fixtures.source import ROOT, SOURCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-NEEDS_EXTRA = {"HumanEvalTask", "PreferenceStore"}
+NEEDS_EXTRA = {"HumanEvalTask", "PreferenceStore", "create_app"}
 """Public names that only an extra brings; without it they say which."""
-ROOMS_OF_AN_EXTRA = {"rlhf.store", "rlhf.web"}
+ROOMS_OF_AN_EXTRA = {"rlhf.serving", "rlhf.store", "rlhf.web"}
 """Rooms that only an extra brings; without it they say which."""
 NOT_IN_ALL = {"all", "dev", "vllm", "deepspeed"}
 

@@ -1,9 +1,9 @@
 """Models behind the API that every client speaks.
 
-app                the application; `create_app`
+api_app            the application; `create_app`
 completion_routes  OpenAI's routes for completions
 model_routes       which weights answer to which name, and how they change
-engine             the thread that samples for all requests at once
+scheduler          the thread that samples for all requests at once
 live_batch         the rows of one model: requests join and leave between two decoding steps
 served_model       a model in memory, made for sampling once
 """
@@ -14,6 +14,6 @@ from rlhf.errors import require_all
 
 require_all("fastapi", "uvicorn", "limits", "prometheus_client", extra="web", needed_for="The server")
 
-from rlhf.serving.app import create_app  # noqa: E402 (only where the packages are there)
+from rlhf.serving.api_app import create_app  # noqa: E402 (only where the packages are there)
 
 __all__ = ["create_app"]

@@ -17,10 +17,10 @@ from rlhf.seeds import derive_seed
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import GenerationBody, biases
 from rlhf.serving.constraints import ANY_OBJECT
-from rlhf.serving.engine import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.model_routes import ModelRoutes
+from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.served_model import ServedModel
 
 STATUS = {Failure.TIMEOUT: 504, Failure.NOT_FINITE: 500, Failure.CRASHED: 500, Failure.CANCELED: 503}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.registry.registry import Registry
-from rlhf.serving.metrics import ServingMetrics
+from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)

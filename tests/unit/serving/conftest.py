@@ -9,9 +9,9 @@ import pytest
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.models.policy import PolicyModel
-from rlhf.serving.engine import ServingEngine
 from rlhf.serving.generation import Event, Failed, GenerationRequest, Piece
-from rlhf.serving.metrics import ServingMetrics
+from rlhf.serving.prometheus_metrics import ServingMetrics
+from rlhf.serving.scheduler import ServingEngine
 from rlhf.serving.served_model import ServedModel
 from tests.fixtures.tiny import build_llama, build_tokenizer
 

@@ -14,8 +14,8 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import ConfigError, ModelError
 from rlhf.registry.registry import Registry
 from rlhf.serving import create_app
-from rlhf.serving.metrics import ServingMetrics
 from rlhf.serving.model_routes import ModelRoutes, Shares, Source
+from rlhf.serving.prometheus_metrics import ServingMetrics
 from tests.unit.serving.conftest import build_model
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rlhf.errors import RLHFError
 from rlhf.serving.generation import Accepted, Event, Failed, Failure, GenerationRequest, Piece
 from rlhf.serving.live_batch import Joining, needed_tokens
-from rlhf.serving.metrics import ServingMetrics
+from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import torch
 
 from rlhf.data.contracts import Prompt
 from rlhf.rollout.local import LocalEngine
-from rlhf.serving.engine import ClosedError, QueueFullError
 from rlhf.serving.generation import Accepted, Failure, Piece
+from rlhf.serving.scheduler import ClosedError, QueueFullError
 from tests.unit.serving.conftest import ask, build_model
 
 LONG = 100

@@ -23,11 +23,11 @@ from rlhf.errors import RLHFError
 from rlhf.serving import completion_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
 from rlhf.serving.client_keys import the_client
-from rlhf.serving.engine import ServingEngine
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
-from rlhf.serving.metrics import ServingMetrics
 from rlhf.serving.model_routes import ModelRoutes, Source
+from rlhf.serving.prometheus_metrics import ServingMetrics
+from rlhf.serving.scheduler import ServingEngine
 from rlhf.serving.served_model import ServedModel
 from rlhf.web.security_middleware import Shield
 
