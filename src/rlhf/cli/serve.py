@@ -132,14 +132,13 @@ def _serve(
     keys: str | None,
     feedback: str | None,
 ) -> None:
-    import logging
-
     from rlhf.cli.stores import opened_store
     from rlhf.models.sources import check_there
+    from rlhf.training.console import setup_logging
     from rlhf.web.server_settings import WebSettings
 
     assert isinstance(web, WebSettings)
-    logging.getLogger("rlhf.serving").setLevel(logging.INFO)
+    setup_logging(level="INFO")  # which version answers is news that an operator wants
     for source in models.values():
         if source.registry is None:
             check_there(source.text)
