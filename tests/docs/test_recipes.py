@@ -12,6 +12,7 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig, expand_variables
 from rlhf.config.yaml_text import read_yaml
+from rlhf.data.write import write_rows
 from rlhf.pipeline.run import Pipeline
 from tests.fixtures.gated import told
 from tests.fixtures.judging_server import judging_server
@@ -63,6 +64,7 @@ FEWER: dict[str, dict[str, Any]] = {
     "gate": {"limit": 6, "require": [told("pass")]},
 }
 """Stage kind to what makes it quick."""
+THUMBS = "thumbs.jsonl"
 
 
 def shrunk(path: Path, output: Path) -> RecipeConfig:
@@ -76,6 +78,10 @@ def shrunk(path: Path, output: Path) -> RecipeConfig:
             stage["num_documents"] = 0
         if not str(stage.get("data", "stage:")).startswith("stage:"):
             stage["limit"] = 60
+        if stage.get("data") == THUMBS:  # what docs/closed-loop.md exports and promotes before it runs the recipe
+            rows = [{"prompt": f"Question {n}?", "completion": f" Answer {n}.", "label": n % 2 == 0} for n in range(12)]
+            write_rows(output / THUMBS, rows)
+            stage |= {"data": str(output / THUMBS), "model": "embedded"}
     return RecipeConfig.of({**tree, "output_dir": str(output), "threads": 1}, source=path.name)
 
 

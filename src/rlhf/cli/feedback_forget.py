@@ -65,6 +65,7 @@ def _as_dict(forgetting: Forgetting, learned: list[Learned] | None, dry_run: boo
     return {
         "dry_run": dry_run, "judgments": held.num_judgments, "judgments_of_others": held.num_of_others, "tasks": len(held.tasks),
         "tasks_kept": len(held.shared_tasks), "events": len(held.events), "traces": len(forgetting.traces),
+        "served_completions": len(held.completions),
         "files": [{"path": str(f.path), "state": f.state, "removed": f.num_removed, "rows": f.num_rows} for f in forgetting.files],
         "learned": None if learned is None else [one.to_dict() for one in learned], "not_reached": list(NOT_REACHED),
     }  # fmt: skip
@@ -83,7 +84,8 @@ def _say(forgetting: Forgetting, learned: list[Learned] | None, dry_run: bool) -
     held = forgetting.held
     print(
         f"{'Would be deleted' if dry_run else 'Deleted'}: {counted(held.num_judgments, 'judgment')}, {counted(len(held.tasks), 'task')} "
-        f"with their texts ({counted(held.num_of_others, 'judgment')} of others on them), {counted(len(held.events), 'event')}."
+        f"with their texts ({counted(held.num_of_others, 'judgment')} of others on them), {counted(len(held.events), 'event')}, "
+        f"{counted(len(held.completions), 'completion')} that a server sent them."
     )
     if held.shared_tasks:
         print(

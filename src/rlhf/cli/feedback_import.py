@@ -97,8 +97,9 @@ def import_(
     with opened_store(store, must_exist=False) as opened:
         if rules is not None:
             _refuse_for_traces(file[0], name, kind, gold)
-            from rlhf.feedback.trace_imports import read_traces, store_pseudonyms
+            from rlhf.feedback.trace_imports import read_traces
             from rlhf.store.deletion import forgotten_people
+            from rlhf.store.pseudonyms import store_pseudonyms
 
             source_items: SourceItems = (
                 traces := read_traces(

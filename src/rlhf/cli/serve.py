@@ -47,6 +47,12 @@ def serve(
             help="A store whose tokens are asked for as keys (`rlhf feedback token NAME`): a file, or postgresql://..."
         ),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep completions and what users say of them (thumbs, edits, votes) in this store: a file, or postgresql://..."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public_url: Annotated[
@@ -83,7 +89,7 @@ def serve(
             raise ConfigError(f"--model {text}: the name {other!r} is given twice.")
         models[other] = source_of(source, registry)
     shares = [shares_of(text) for text in share or []]
-    _serve(config, web, models, shares, keys)
+    _serve(config, web, models, shares, keys, store)
 
 
 def source_of(text: str, registry: Path) -> Source:
@@ -124,24 +130,25 @@ def _serve(
     models: dict[str, Source],
     shares: list[tuple[str, dict[str, float]]],
     keys: str | None,
+    feedback: str | None,
 ) -> None:
-    import logging
-
     from rlhf.cli.stores import opened_store
     from rlhf.models.sources import check_there
+    from rlhf.training.console import setup_logging
     from rlhf.web.server_settings import WebSettings
 
     assert isinstance(web, WebSettings)
-    logging.getLogger("rlhf.serving").setLevel(logging.INFO)
+    setup_logging(level="INFO")  # which version answers is news that an operator wants
     for source in models.values():
         if source.registry is None:
             check_there(source.text)
     with listening(web) as server, contextlib.ExitStack() as stack:
         store = stack.enter_context(opened_store(keys)) if keys is not None else None
+        kept = stack.enter_context(opened_store(feedback, must_exist=False)) if feedback is not None else None
         from rlhf.serving import create_app
         from rlhf.web.connections import serve as serve_connections
 
-        app = create_app(models=models, config=config, host_names=web.host_names, key_store=store)
+        app = create_app(models=models, config=config, host_names=web.host_names, key_store=store, feedback_store=kept)
         for name, of in shares:
             app.state.routes.share(name, of)
         web = web.model_copy(update={"port": server.getsockname()[1]})
@@ -154,8 +161,13 @@ def _serve(
                 print(f"! {name} has no chat template: it is given the texts of messages, a line each.")
         for name, of in app.state.routes.shares().items():
             print(f"{name}: " + ", ".join(f"{100 * share:g} % {other}" for other, share in of.items()))
+        if feedback is not None:
+            print(
+                f"Feedback is kept in {feedback}, with the prompts and completions that it is about; all other completions for "
+                f"{config.completion_days:g} days."
+            )
         print(
-            f"OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at {web.base_url}/metrics. Ctrl-C stops.",
+            f"Chat at {web.base_url}/, OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at {web.base_url}/metrics. Ctrl-C stops.",
             flush=True,
         )
         with contextlib.suppress(Interrupted):

@@ -38,3 +38,7 @@ class ServingConfig(BaseConfig):
     """How often the registry is asked whether an alias names another version."""
     max_completions: int = Field(16, ge=1)
     """Largest `n` of a request."""
+    completion_days: float = Field(90.0, gt=0)
+    """With a store: after so long a completion is deleted, and feedback on it is refused."""
+    compare_every: int = Field(5, ge=0)
+    """With a store: one in so many messages on the chat page gets two answers to choose from, on average; 0 for none."""

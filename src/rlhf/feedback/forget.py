@@ -29,10 +29,11 @@ from rlhf.feedback.exchange.lines import Line, lines_of
 from rlhf.feedback.layouts import LAYOUTS, OURS
 from rlhf.feedback.production import rows_of_events
 from rlhf.feedback.trace_files import Trace, list_path, read_trace_list, traces_of, write_trace_list
-from rlhf.feedback.trace_imports import USER, store_pseudonyms
 from rlhf.files import private_files, write_aside
 from rlhf.store.deletion import TEXT_OF, TRACE_USER, OfSomebody, delete_held, held_of, is_pending, scrub, tasks_numbered
 from rlhf.store.exported_files import Export, exports_of, keep_export
+from rlhf.store.pseudonyms import USER, store_pseudonyms
+from rlhf.store.served_completions import programs_served, served_user
 from rlhf.store.values import Task
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def names_of(store: PreferenceStore, user: str, program: str | None = None) -> t
     pseudonym = store_pseudonyms(store)
     hashes = {pseudonym(tool, user) for tool, layout in LAYOUTS.items() if layout.read_traces}
     programs = {event.program for event in store.events()} if program is None else {program}
+    served = programs | programs_served(store.engine) if program is None else programs
+    hashes |= {served_user(pseudonym, one, user) for one in served}
     return {user, f"user:{user}", *(f"user:{one}:{user}" for one in programs if one), *hashes}, hashes
 
 
@@ -106,7 +109,8 @@ def forget(
         StorageError: A file or the database can't be written.
     """
     names, hashes = names_of(store, user, program) if user else (set(), set())
-    held = held_of(store.engine, names=names, user=user, program=program, trace_id=trace_id)
+    users = {user, *hashes} if user else set()
+    held = held_of(store.engine, names=names, users=users, program=program, trace_id=trace_id)
     if held.is_empty:
         if is_pending(store.engine):  # killed between deleting and writing the files anew
             if not dry_run:

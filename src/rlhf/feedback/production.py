@@ -28,6 +28,8 @@ TEXTS = (("completion_id", "completion"), ("completion_id", "completion_a"), ("c
 BY_ID = {"completion": ("completion", "completion_id"), "prompt": ("prompt", "completion_id"),
          "next_completion": ("completion", "next_completion_id")}  # fmt: skip
 """What an event may leave out: text -> what it is of a completion, and the id of that completion."""
+WEIGHTS = ("weights", "version")
+"""What a server of ours says of the model besides its name: the weights' fingerprint, and their version in the registry."""
 _Known = dict[tuple[str, str, str], dict[str, Any]]
 """Program, `completion` or `prompt`, id -> the different texts it means."""
 
@@ -150,10 +152,12 @@ def _provenance(event: EventRow, content: Mapping[str, Any]) -> dict[str, Any]:
         "id": f"event-{event.number}", "event": event.kind, "program": event.program or None,
         "completion_id": event.completion_id, "annotator_id": user if content.get("user") else None, "comment": content.get("comment") or None,
         "sampling": content.get("sampling") or None, "made_at": content.get("happened_at") or event.made_at.isoformat(),
+        "answered_at": content.get("answered_at"), "index": content.get("index"),
+        "chat_template_kwargs": content.get("chat_template_kwargs") or None,
     }  # fmt: skip
-    names = {"vote": ("model_a", "model_b"), "thumbs": ("model", ""), "edit": ("rejected_model", "")}
-    first, second = names.get(event.kind, ("rejected_model", ""))
-    columns[first] = event.model
-    if second:
-        columns[second] = content.get("model_b")
+    first, second = {"vote": ("{}_a", "{}_b"), "thumbs": ("{}", "")}.get(event.kind, ("rejected_{}", ""))
+    for name, value in (("model", event.model), *((name, content.get(name)) for name in WEIGHTS)):
+        columns[first.format(name)] = value
+        if second:
+            columns[second.format(name)] = content.get(f"{name}_b")
     return {name: value for name, value in columns.items() if value is not None}

@@ -6,13 +6,12 @@ makes for itself, so that the same user is the same annotator in every import, a
 
 from __future__ import annotations
 
-import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf.data.contracts import BadRow
 from rlhf.data.message_text import counted
@@ -27,20 +26,11 @@ from rlhf.feedback.personal_data import Findings, PersonalData
 from rlhf.feedback.tasks import STDIN, SourceItems
 from rlhf.store.deletion import TEXT_OF, TRACE_USER
 from rlhf.store.items import Item, ItemJudgment, check_item
+from rlhf.store.pseudonyms import Pseudonym, pseudonyms
 from rlhf.store.values import MAX_NAME, MAX_TEXT, Response, Task
 
-if TYPE_CHECKING:
-    from rlhf.store import PreferenceStore
-
-USER_KEY = "user key"
-"""The setting that holds the key of the hashes of users."""
-USER = "user-"
-"""Begins the name of every annotator that is the hash of somebody's."""
 NO_CONSENT = "the consent field is not true"
 FORGOTTEN = "the user was forgotten (`rlhf feedback forget`), and this is from before"
-
-Pseudonym = Callable[[str, str], str]
-"""Takes a tool and what it calls a user; gives the name that is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +70,6 @@ class TraceItems(SourceItems):
             lines.append(f"{counted(self.num_cut_comments, 'comment')} cut after {MAX_TEXT:,} characters.")
         lines += [f"personal data, {line}" for line in self.findings.lines()]
         return lines
-
-
-def pseudonyms(key: bytes) -> Pseudonym:
-    """Names of users by a keyed hash, 16 hexadecimal digits of HMAC-SHA-256 (RFC 2104)."""
-
-    def name(tool: str, user: str) -> str:
-        return USER + hmac.new(key, "\x00".join((tool, user)).encode(), "sha256").hexdigest()[:16]
-
-    return name
-
-
-def store_pseudonyms(store: PreferenceStore) -> Pseudonym:
-    """Those of a store; its key is made when it is first asked for."""
-    return pseudonyms(bytes.fromhex(store.own_secret(USER_KEY)))
 
 
 def passing_pseudonyms() -> Pseudonym:

@@ -2,6 +2,9 @@
 
 api_app            the application; `create_app`
 completion_routes  OpenAI's routes for completions
+completion_memory  what was answered, kept for feedback on it
+feedback_routes    what users say of completions, by the completion's id
+chat_page          the page to talk to a model
 model_routes       which weights answer to which name, and how they change
 scheduler          the thread that samples for all requests at once
 live_batch         the rows of one model: requests join and leave between two decoding steps

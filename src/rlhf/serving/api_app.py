@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import limits
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.staticfiles import StaticFiles
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
@@ -20,9 +21,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rlhf.config.serving import ServingConfig
 from rlhf.errors import RLHFError
-from rlhf.serving import completion_routes
+from rlhf.serving import chat_page, completion_routes, feedback_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
 from rlhf.serving.client_keys import the_client
+from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.model_routes import ModelRoutes, Source
@@ -49,6 +51,7 @@ def create_app(
     host_names: frozenset[str] = LOCAL_NAMES,
     key_store: PreferenceStore | None = None,
     requests: str = "6000/minute",
+    feedback_store: PreferenceStore | None = None,
 ) -> FastAPI:
     """A server with OpenAI's routes for completions.
 
@@ -63,6 +66,7 @@ def create_app(
         host_names: Names that the server answers to.
         key_store: Whose tokens are asked for as keys; None lets anyone in.
         requests: What one key may send.
+        feedback_store: Where completions and what users say of them are kept; None keeps neither.
 
     Returns:
         The application. Weights are loaded now; its engine starts and stops with it.
@@ -88,16 +92,22 @@ def create_app(
         timeout_seconds=config.request_timeout_seconds,
     )  # fmt: skip
     _watch(metrics, engine, routes)
+    memory = None
+    if feedback_store is not None:
+        memory = CompletionMemory(feedback_store, metrics, days=config.completion_days, has_keys=key_store is not None)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         inbox.open()
         engine.start()
-        refreshing = asyncio.create_task(_refresh(routes, config.reload_seconds))
+        tasks = [asyncio.create_task(_refresh(routes, config.reload_seconds))]
+        if memory is not None:
+            tasks.append(asyncio.create_task(memory.drop_old()))
         try:
             yield
         finally:
-            refreshing.cancel()
+            for task in tasks:
+                task.cancel()
             await asyncio.to_thread(engine.drain, config.drain_seconds)
             await asyncio.to_thread(engine.close)
 
@@ -107,10 +117,13 @@ def create_app(
     state = app.state
     state.generation = Generation(engine, routes, inbox, max_completions=config.max_completions)
     state.metrics, state.routes, state.engine, state.started = metrics, routes, engine, int(time.time())
-    state.key_store = key_store
+    state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
     state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
     app.include_router(completion_routes.router)
+    app.include_router(feedback_routes.router)
+    app.include_router(chat_page.router)
+    app.mount("/static", StaticFiles(packages=[("rlhf.serving", "static"), ("rlhf.web", "static")]), name="static")
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"])
     app.add_exception_handler(APIError, _refused)

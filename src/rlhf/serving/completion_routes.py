@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Request
@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, CompletionBody, GenerationBody, body_of
 from rlhf.serving.client_keys import the_client
-from rlhf.serving.generate_api import Asked, Completed, Generation, prompt_ids
+from rlhf.serving.completion_memory import Answer, CompletionMemory
+from rlhf.serving.generate_api import Asked, Completed, Generation, kept_prompt, prompt_ids
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
 
 router = APIRouter()
@@ -37,13 +38,13 @@ def generation_of(request: Request) -> Generation:
 def models(request: Request, client: Client) -> dict[str, Any]:
     """What may be asked for."""
     routes = generation_of(request).routes
-    of = routes.models()
+    of, shares = routes.models(), routes.shares()
     listed = [
         {
             "id": name, "object": "model", "created": request.app.state.started, "owned_by": "rlhf",
             "fingerprint": of[name][0].fingerprint if name in of else None,
             "version": of[name][1] if name in of else None,
-            "max_model_len": of[name][0].context if name in of else None,
+            "max_model_len": of[name][0].context if name in of else None, "shares": shares.get(name),
         }
         for name in routes.names()
     ]  # fmt: skip
@@ -66,7 +67,8 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
     name, model = generation.model(body, body.user or client)
     ids = prompt_ids(model, body.messages, kwargs=body.chat_template_kwargs)
     asked = generation.submit(body, name, model, ids, client=client, num_top=body.num_top, prefix="chatcmpl-")
-    return await _answer(request, body, [asked], _Chat(asked))
+    answer = _kept_answer(request, body, [asked], [body.messages], client)
+    return await _answer(request, body, [asked], _Chat(asked), answer)
 
 
 @router.post("/v1/completions")
@@ -90,7 +92,18 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
             generation.engine.cancel(one.id)
             generation.inbox.forget(one.id)
         raise
-    return await _answer(request, body, asked, _Text(asked[0], echo_ids=ids))
+    answer = _kept_answer(request, body, asked, body.prompts, client)
+    return await _answer(request, body, asked, _Text(asked[0], echo_ids=ids), answer)
+
+
+def _kept_answer(
+    request: Request, body: GenerationBody, asked: list[Asked], prompts: Sequence[Any], client: str
+) -> Answer | None:
+    """Where completions are kept; None where they are not."""
+    memory: CompletionMemory | None = request.app.state.memory
+    if memory is None:
+        return None
+    return memory.of(body, asked, [kept_prompt(asked[0].model, prompt) for prompt in prompts], client)
 
 
 class _Form:
@@ -188,10 +201,12 @@ class _Text(_Form):
         }
 
 
-async def _answer(request: Request, body: GenerationBody, asked: list[Asked], form: _Form) -> Response:
+async def _answer(
+    request: Request, body: GenerationBody, asked: list[Asked], form: _Form, answer: Answer | None
+) -> Response:
     headers = {FINGERPRINT: form.asked.model.fingerprint}
     if body.stream:
-        stream = _stream(request, body, asked, form)
+        stream = _stream(request, body, asked, form, answer)
         first = await anext(stream)  # what is refused before the first word is refused with a status
         return StreamingResponse(_chained(first, stream), media_type="text/event-stream", headers=headers)
     completed: dict[int, Completed] = {}
@@ -201,17 +216,22 @@ async def _answer(request: Request, body: GenerationBody, asked: list[Asked], fo
             usage.cached += event.cached_tokens
         else:
             completed.setdefault(index, Completed()).add(event)
+    if answer is not None:
+        await answer.keep(dict(sorted(completed.items())))
     usage.prompt = sum(one.num_prompt_tokens for one in asked)
     usage.completion = sum(len(one.tokens) for one in completed.values())
     choices = [form.choice(index, one) for index, one in sorted(completed.items())]
     return JSONResponse(form.head(form.whole) | {"choices": choices, "usage": usage.told()}, headers=headers)
 
 
-async def _stream(request: Request, body: GenerationBody, asked: list[Asked], form: _Form) -> AsyncIterator[str]:
+async def _stream(
+    request: Request, body: GenerationBody, asked: list[Asked], form: _Form, answer: Answer | None
+) -> AsyncIterator[str]:
     """Server-sent events."""
     usage = _Usage(prompt=sum(one.num_prompt_tokens for one in asked))
     with_usage = body.stream_options is not None and body.stream_options.include_usage
     begun: set[int] = set()
+    completed: dict[int, Completed] = {}
 
     def said(choices: list[dict[str, Any]], **more: Any) -> str:
         message = form.head(form.chunk) | {"choices": choices} | ({"usage": None} if with_usage else {}) | more
@@ -227,6 +247,10 @@ async def _stream(request: Request, body: GenerationBody, asked: list[Asked], fo
             begun.add(index)
             if first is not None:
                 yield said([first])
+            if answer is not None:
+                completed.setdefault(index, Completed()).add(event)
+                if event.finish_reason is not None:  # before its end is told: who has all of it may speak of it
+                    await answer.keep({index: completed.pop(index)})
             if event.text or event.logprobs or event.finish_reason is not None:
                 yield said([form.delta(index, event)])
     except APIError as err:

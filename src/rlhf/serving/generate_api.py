@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from starlette.requests import Request
 
+from rlhf.config.policy import SamplingConfig
 from rlhf.data.datasets import GRPODataset
 from rlhf.errors import ConfigError, RLHFError, did_you_mean
 from rlhf.seeds import derive_seed
@@ -53,6 +54,8 @@ class Asked:
     model: ServedModel
     num_prompt_tokens: int
     num_samples: int
+    sampling: SamplingConfig
+    seed: int
 
 
 class Generation:
@@ -137,7 +140,7 @@ class Generation:
         except ClosedError as err:
             self.inbox.forget(request.id)
             raise APIError(503, str(err), code="shutting_down", retry_after=5) from None
-        return Asked(request.id, name, model, len(ids), body.n)
+        return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed)
 
     async def pieces(self, asked: Asked, http: Request) -> AsyncIterator[Accepted | Piece]:
         """What comes of a request, until all its completions have ended; the engine is told when nobody listens any more.
@@ -211,11 +214,28 @@ def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]
         messages = [_message(message, number) for number, message in enumerate(cast(list[dict[str, Any]], prompt))]
         row = {"prompt": messages} | ({"chat_template_kwargs": kwargs} if kwargs else {})
         if not model.tokenizer.chat_template:
-            row = {"prompt": "\n".join(message["content"] for message in messages)}
+            row = {"prompt": _lines(messages)}
     try:
         return list(next(iter(GRPODataset([row], model.tokenizer))).ids)
     except RLHFError as err:
         raise APIError(400, f"{key} can't be taken: {err}", code="invalid_value", param=key) from None
+
+
+def _lines(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What a model without a chat template is given."""
+    return "\n".join(message["content"] for message in messages)
+
+
+def kept_prompt(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]]) -> str | list[dict[str, str]]:
+    """A prompt that ``prompt_ids`` took, as a row for training has it."""
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and isinstance(prompt[0], int):
+        return str(model.tokenizer.decode(prompt))
+    messages = [_message(message, number) for number, message in enumerate(prompt)]  # type: ignore[arg-type]
+    if not model.tokenizer.chat_template:
+        return _lines(messages)
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def _message(message: dict[str, Any], number: int) -> dict[str, Any]:

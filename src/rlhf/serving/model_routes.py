@@ -173,7 +173,9 @@ class ModelRoutes:
         path = str(registry.path(version))
         with self._lock:
             there = next((route.model for route in self._routes.values() if route.model.source == path), None)
-        return there or self._load(path)
+        model = there or self._load(path)
+        model.version = version
+        return model
 
 
 def _version(source: Source) -> int | None:

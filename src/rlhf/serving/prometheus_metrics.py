@@ -34,6 +34,9 @@ class ServingMetrics:
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for among those read before.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens that did not have to be read again.")
         self.feedback = counter("feedback", "Events of feedback, by kind.", "kind")
+        self.not_kept = counter(
+            "completions_not_kept", "Completions that were answered and could not be kept for feedback."
+        )
         self.swaps = counter("model_swaps", "Changes of the weights behind a name, by outcome.", "outcome")
         self.queue_seconds = histogram("request_queue_time_seconds", "Waiting to be begun.", REQUEST_BUCKETS)
         self.first_token_seconds = histogram(

@@ -65,6 +65,7 @@ class ServedModel:
             policy = PolicyModel(policy.model.merge_and_unload(), policy.tokenizer)
         policy.model.requires_grad_(False).eval()
         self.policy, self.source, self.products = policy, source, products
+        self.version: int | None = None  # in the registry; None for weights that are in none
         self.tokenizer = policy.tokenizer
         self.model: PreTrainedModel = base_model(policy.model)
         self.fingerprint = policy.fingerprint()

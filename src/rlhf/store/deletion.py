@@ -1,4 +1,5 @@
-"""What a store holds of somebody, and deleting it: judgments, the texts of their own conversations, events, and whatever refers to them.
+"""What a store holds of somebody, and deleting it: judgments, the texts of their own conversations, events, what a server
+answered them, and whatever refers to them.
 
 A text is somebody's own if it came from a conversation of theirs (its judgment has a ``trace``). What people judged who
 sat at the labeling page is not theirs: their judgments go, and the tasks stay.
@@ -25,6 +26,7 @@ from rlhf.store.tables import (
     ForgottenRow,
     JudgmentRow,
     ResponseRow,
+    ServedCompletionRow,
     SessionRow,
     SettingRow,
     TaskRow,
@@ -55,6 +57,8 @@ class OfSomebody:
     shared_tasks: list[int] = field(default_factory=list)
     """Tasks that stay, of which they said something."""
     events: list[int] = field(default_factory=list)
+    completions: list[int] = field(default_factory=list)
+    """That a server of ours sent them."""
     num_judgments: int = 0
     """Theirs, replaced ones among them."""
     num_of_others: int = 0
@@ -65,7 +69,7 @@ class OfSomebody:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is there."""
-        return not (self.annotators or self.assignments or self.tasks or self.events)
+        return not (self.annotators or self.assignments or self.tasks or self.events or self.completions)
 
 
 def forgotten_people(engine: Engine) -> dict[str, datetime]:
@@ -75,25 +79,32 @@ def forgotten_people(engine: Engine) -> dict[str, datetime]:
 
 
 def held_of(
-    engine: Engine, *, names: Collection[str] = (), user: str = "", program: str | None = None, trace_id: str = ""
+    engine: Engine,
+    *,
+    names: Collection[str] = (),
+    users: Collection[str] = (),
+    program: str | None = None,
+    trace_id: str = "",
 ) -> OfSomebody:
     """What a store holds of somebody, or of one conversation.
 
     Args:
         engine: Of the store.
         names: Annotators, as they are called here.
-        user: As programs call them that send events; empty for none.
-        program: Only events of this one.
+        users: As programs call them that send events and ask for completions, and the hashes of these names.
+        program: Only events and completions of this one.
         trace_id: Of a conversation, or of a message of one; empty for none.
 
     Raises:
         ConfigError: One of the names is an owner's.
     """
     with reading(engine) as session:
-        return _held_of(session, names, user, program, trace_id)
+        return _held_of(session, names, users, program, trace_id)
 
 
-def _held_of(session: Session, names: Collection[str], user: str, program: str | None, trace_id: str) -> OfSomebody:
+def _held_of(
+    session: Session, names: Collection[str], users: Collection[str], program: str | None, trace_id: str
+) -> OfSomebody:
     people = {row.number: row for row in session.scalars(sa.select(AnnotatorRow))}
     mine = {number for number, row in people.items() if row.name in names}
     if owner := next((people[number].name for number in mine if people[number].role == "owner"), None):
@@ -144,7 +155,10 @@ def _held_of(session: Session, names: Collection[str], user: str, program: str |
     held.assignments = sorted(assignments)
     held.num_judgments = sum(is_mine)
     held.num_of_others = sum(task in gone and not his for (_, task, _, _), his in zip(judgments, is_mine, strict=True))
-    held.events = _events_of(session, user, program) if user else []
+    if users:
+        served = _served_to(session, users, program)
+        held.completions = [row.number for row in served]
+        held.events = _events_of(session, users, program, {(row.program, row.completion_id) for row in served})
     return held
 
 
@@ -152,13 +166,28 @@ def _whose(trace: dict[str, Any], who: str) -> str:
     return str(trace.get(TEXT_OF) or who)
 
 
-def _events_of(session: Session, user: str, program: str | None) -> list[int]:
-    """Events that name the user, and those about the same completions that name nobody else."""
+def _served_to(session: Session, users: Collection[str], program: str | None) -> list[Any]:
+    columns = (ServedCompletionRow.number, ServedCompletionRow.program, ServedCompletionRow.completion_id)
+    query = sa.select(*columns).where(ServedCompletionRow.user.in_(users)).order_by(ServedCompletionRow.number)
+    return list(
+        session.execute(query if program is None else query.where(ServedCompletionRow.program == program)).all()
+    )
+
+
+def _events_of(
+    session: Session, users: Collection[str], program: str | None, served: Collection[tuple[str, str]]
+) -> list[int]:
+    """Events that name the user or are about what a server sent them, and those about the same completions that name nobody else."""
     query = sa.select(EventRow)
     if program is not None:
         query = query.where(EventRow.program == program)
     events = list(session.scalars(query))
-    mine = {event.number for event in events if str(event.content.get("user") or "") == user}
+    mine = {
+        event.number
+        for event in events
+        if str(event.content.get("user") or "") in users
+        or any((event.program, name) in served for name in _completions(event))
+    }
     about = {(event.program, name) for event in events if event.number in mine for name in _completions(event)}
     return sorted(
         event.number
@@ -194,6 +223,8 @@ def delete_held(engine: Engine, held: OfSomebody, *, remember: Iterable[str] = (
             session.execute(sa.delete(TaskRow).where(TaskRow.number.in_(numbers)))
         for numbers in _chunks(held.events):
             session.execute(sa.delete(EventRow).where(EventRow.number.in_(numbers)))
+        for numbers in _chunks(held.completions):
+            session.execute(sa.delete(ServedCompletionRow).where(ServedCompletionRow.number.in_(numbers)))
         for numbers in _chunks(held.annotators):
             for table in (SessionRow, UsedLinkRow):
                 session.execute(sa.delete(table).where(table.annotator.in_(numbers)))
@@ -229,7 +260,9 @@ def scrub(engine: Engine) -> None:
             finally:
                 connection.close()
         else:
-            tables = (JudgmentRow, AssignmentRow, ResponseRow, TaskRow, EventRow, SessionRow, UsedLinkRow, AnnotatorRow)
+            tables = (
+                JudgmentRow, AssignmentRow, ResponseRow, TaskRow, EventRow, ServedCompletionRow, SessionRow, UsedLinkRow, AnnotatorRow,
+            )  # fmt: skip
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as opened:
                 for table in tables:
                     opened.execute(sa.text(f"VACUUM FULL {table.__tablename__}"))

@@ -165,6 +165,31 @@ class EventRow(Base):
     __table_args__ = (UniqueConstraint("program", "key", name="one_event_a_key"),)
 
 
+class ServedCompletionRow(Base):
+    """What a server of ours answered; kept until it is too old (``rlhf.store.served_completions``) or its user is forgotten."""
+
+    __tablename__ = "served_completions"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    completion_id: Mapped[str] = mapped_column(String(255))
+    """Of the request that it answers."""
+    place: Mapped[int]
+    """Which of the request's completions."""
+    program: Mapped[str] = mapped_column(String(64))
+    user: Mapped[str] = mapped_column(String(64), index=True)
+    """A pseudonym."""
+    model: Mapped[str] = mapped_column(String(255))
+    weights: Mapped[str] = mapped_column(String(64))
+    version: Mapped[int | None]
+    prompt: Mapped[Any] = mapped_column(JSON)
+    completion: Mapped[str] = mapped_column(Text)
+    finish_reason: Mapped[str] = mapped_column(String(16))
+    sampling: Mapped[Any] = mapped_column(JSON, default=dict)
+    template_kwargs: Mapped[Any] = mapped_column(JSON, default=dict)
+    answered_at: Mapped[datetime] = mapped_column(Moment, index=True)
+
+    __table_args__ = (UniqueConstraint("completion_id", "place", name="one_completion_a_place"),)
+
+
 class SessionRow(Base):
     """Somebody signed in. The browser holds the secret, the table what the secret hashes to."""
 

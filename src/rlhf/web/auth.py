@@ -232,12 +232,16 @@ def check_origin(request: Request) -> None:
     Raises:
         HTTPException: 403.
     """
-    site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
     gate = the_gate(request)
-    own = {request.headers.get("host", ""), urlsplit(gate.settings.base_url).netloc}
-    if site not in (None, "same-origin", "none") or (origin is not None and urlsplit(origin).netloc not in own):
+    own = frozenset({request.headers.get("host", ""), urlsplit(gate.settings.base_url).netloc})
+    if is_of_another_site(request, own):
         raise HTTPException(403, "This was sent from a page of another site, so it was not done.")
+
+
+def is_of_another_site(request: Request, own: frozenset[str]) -> bool:
+    """Whether a browser says that a page of another site sent this; ``own`` are our hosts with their ports."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    return site not in (None, "same-origin", "none") or (origin is not None and urlsplit(origin).netloc not in own)
 
 
 def client_address(request: Request) -> str:

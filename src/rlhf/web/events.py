@@ -216,20 +216,23 @@ def keep_events(
 ) -> dict[str, list[int]]:
     """Keep one event or a list of them, all or none; when this answers, they are on disk."""
     arrived_at = datetime.now(UTC).isoformat()
-    events = []
-    for event in checked_events(sent):
-        content = event.model_dump(mode="json", exclude={"key", "completion_id", "model"}, exclude_none=True)
-        content |= {"program": program, "arrived_at": arrived_at}
-        events.append(
-            KeptEvent(
-                kind=str(content.pop("kind")),
-                content=content,
-                key=event.key,
-                completion_id=event.completion_id,
-                model=event.model,
-            )
-        )
+    events = [kept_event(event, program, arrived_at=arrived_at) for event in checked_events(sent)]
     return {"numbers": gate.store.add_events(events, program=program)}
+
+
+def kept_event(event: Event, program: str, *, arrived_at: str, **more: Any) -> KeptEvent:
+    """An event as the store takes it.
+
+    Args:
+        event: Checked.
+        program: That sent it.
+        arrived_at: When, as ISO text.
+        more: Further content, in place of what the event says of the same.
+    """
+    content = event.model_dump(mode="json", exclude={"key", "completion_id", "model"}, exclude_none=True)
+    content |= {"program": program, "arrived_at": arrived_at, **more}
+    kind = str(content.pop("kind"))
+    return KeptEvent(kind=kind, content=content, key=event.key, completion_id=event.completion_id, model=event.model)
 
 
 @router.get("/api/events/schema")

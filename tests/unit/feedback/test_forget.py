@@ -16,10 +16,11 @@ from rlhf.feedback.forget import BY_HAND, CLEAN, GONE, REWRITTEN, forget
 from rlhf.feedback.imports import import_items
 from rlhf.feedback.rows import rows_of
 from rlhf.feedback.trace_files import list_path, read_trace_list
-from rlhf.feedback.trace_imports import TraceRules, read_traces, store_pseudonyms
+from rlhf.feedback.trace_imports import TraceRules, read_traces
 from rlhf.store import PreferenceStore
 from rlhf.store.deletion import delete_held, forgotten_people, held_of, is_pending
 from rlhf.store.items import Item, ItemJudgment, items_of
+from rlhf.store.pseudonyms import store_pseudonyms
 from rlhf.store.values import Response, Task, TaskKind
 
 FILES = Path(__file__).parents[2] / "fixtures" / "traces"

@@ -8,7 +8,8 @@ import pytest
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.personal_data import FINDERS, PersonalData
-from rlhf.feedback.trace_imports import TraceRules, pseudonyms, read_traces
+from rlhf.feedback.trace_imports import TraceRules, read_traces
+from rlhf.store.pseudonyms import pseudonyms
 
 VALUES = {
     "secret": ["AKIAIOSFODNN7EXAMPLQ", "ghp_" + "wWPw5k4aXcaT4fNP0UcnZwJUVFk6LO0pINUx", "sk_live_" + "ReTllpYQYfIZu2Jnf2lAPFjD",

@@ -10,7 +10,8 @@ import pytest
 
 from rlhf.errors import DataError
 from rlhf.feedback.exchange import detect
-from rlhf.feedback.trace_imports import TraceRules, pseudonyms, read_traces
+from rlhf.feedback.trace_imports import TraceRules, read_traces
+from rlhf.store.pseudonyms import pseudonyms
 from rlhf.store.values import TaskKind
 
 FILES = Path(__file__).parents[3] / "fixtures" / "traces"

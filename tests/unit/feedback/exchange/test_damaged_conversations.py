@@ -15,9 +15,10 @@ from rlhf.feedback.exchange.lines import lines_of
 from rlhf.feedback.imports import import_items
 from rlhf.feedback.rows import rows_of
 from rlhf.feedback.tasks import read_items
-from rlhf.feedback.trace_imports import TraceRules, pseudonyms, read_traces
+from rlhf.feedback.trace_imports import TraceRules, read_traces
 from rlhf.store import PreferenceStore
 from rlhf.store.items import items_of
+from rlhf.store.pseudonyms import pseudonyms
 from tests.unit.feedback.exchange.test_conversations import FILES, LABELS, NAMES
 from tests.unit.feedback.exchange.test_damage import places
 
