@@ -49,6 +49,7 @@ COMMANDS = {
     "registry": Entry("registry:app", "The loop"),
     "merge": Entry("merge:merge", "The loop"),
     "serve": Entry("serve:serve", "The loop", takes_settings=True),
+    "export": Entry("export:export", "The loop"),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),

@@ -73,7 +73,9 @@ def _rows_of(source: SourceModel, texts: Source, num_rows: int) -> list[list[int
     rows = []
     for row in read_rows(texts, accepts=ACCEPTED["sft"], limit=num_rows):
         if isinstance(row, TextRow):
-            rows.append([_first_token(source), *tokenizer(row.text, add_special_tokens=False, verbose=False)["input_ids"]])
+            rows.append(
+                [_first_token(source), *tokenizer(row.text, add_special_tokens=False, verbose=False)["input_ids"]]
+            )
         else:
             group = SFTDataset([row], tokenizer, add_eos=False)[0]
             rows.append([*group.prefix, *group.branches[0].tokens])

@@ -14,7 +14,7 @@ from rlhf.errors import ConfigError, ModelError, require_all
 from rlhf.export.comparison_rows import NUM_ROWS, comparison_rows
 from rlhf.export.export_report import REPORT_FILE, ExportReport
 from rlhf.export.format_table import check_choice, format_named
-from rlhf.export.format_writer import ExportSettings, FormatWriter, TensorDifference, WrittenModel
+from rlhf.export.format_writer import ExportSettings, FormatWriter, TensorDifference
 from rlhf.export.output_comparison import OutputComparison, compare_outputs
 from rlhf.export.source_model import CARD_FILE, SourceModel, source_model
 from rlhf.files import check_space, storage_errors, write_json, write_text
@@ -60,7 +60,7 @@ def export_model(
         output_path: A new or empty folder.
         dtype: Type of weights that are not quantized; by default float32.
         texts: Texts, demonstrations or dialogues to compare on; by default a language model's own samples.
-        check: Whether outputs are compared; weights always are.
+        check: Whether outputs are compared. Weights of safetensors and GGUF files always are; an ONNX graph has none by name.
         max_increase: Of the perplexity, as a share; of a reward model's scores, in units of their spread.
         shard_size: Most GiB of one file of weights in safetensors.
         num_rows: Rows to compare on.
@@ -156,10 +156,10 @@ def _write_card(source: SourceModel, report: ExportReport, folder: Path) -> None
 def card_facts(source: SourceModel, report: ExportReport) -> Mapping[str, Any]:
     """For ``model_card``."""
     notes = list(report.notes)
-    if (source.folder or Path()) and source.folder is not None and (source.folder / CARD_FILE).is_file():
+    if source.folder is not None and (source.folder / CARD_FILE).is_file():
         notes.append(f"The card of the model that was exported is in {SOURCE_CARD}.")
     kind = "policy" if source.reward is None else "reward"
-    transformers_reads_it = report.format == "safetensors" and (source.reward is None or report.files[0] != "member-0")
+    transformers_reads_it = report.format == "safetensors" and (source.reward is None or source.reward.num_scores == 1)
     metrics = {} if report.outputs is None else report.outputs.to_dict()
     return {
         "kind": kind if transformers_reads_it else f"{source.kind} as {report.format}",
@@ -173,6 +173,3 @@ def card_facts(source: SourceModel, report: ExportReport) -> Mapping[str, Any]:
         "lineage": {"source": source.source, **source.origin},
         "version": __version__,
     }
-
-
-__all__ = ["ExportReport", "WrittenModel", "export_model"]

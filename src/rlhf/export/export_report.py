@@ -71,7 +71,8 @@ class ExportReport:
             total = f"{len(self.tensors)} tensors read back"
             found.append(f"weights    {total}, " + ("each equal to the bit" if not changed else "largest differences:"))
             found += [
-                f"           {t.name} ({t.stored_as}): {t.difference:.3g}, rounding allows {t.allowed:.3g}" for t in changed
+                f"           {t.name} ({t.stored_as}): {t.difference:.3g}, rounding allows {t.allowed:.3g}"
+                for t in changed
             ]
         found += ["compared   not: --no-check"] if self.outputs is None else self.outputs.lines()
         return found

@@ -85,9 +85,7 @@ def check_choice(name: str, quantization: str, dtype: str | None) -> str:
         where = [other for other, format_ in FORMATS.items() if quantization in format_.quantizations]
         hint = f" {' and '.join(where)} can." if where else ""
         if name == "safetensors" and quantization == "int8":
-            hint += (
-                " transformers' int8 folders need torchao, whose weights this library can't compare with the originals."
-            )
+            hint += " Folders of transformers with int8 weights need torchao, which is not used here."
         raise ConfigError(
             f"The format {name} can't be written with quantization={quantization!r}; it takes {', '.join(known.quantizations)}.{hint}"
         )

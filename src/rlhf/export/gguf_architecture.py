@@ -75,7 +75,9 @@ def family_of(model: PreTrainedModel) -> Family:
     if config.hidden_act != "silu":
         raise ModelError(f"llama.cpp's {kind} has the activation silu; this model has {config.hidden_act!r}.")
     if kind == "llama" and getattr(config, "mlp_bias", False):
-        raise ModelError("llama.cpp's converter does not write biases of a Llama's MLP (mlp_bias), and neither does this one.")
+        raise ModelError(
+            "llama.cpp's converter does not write biases of a Llama's MLP (mlp_bias), and neither does this one."
+        )
     _rope(config)
     return look_up(FAMILIES, kind, kind="GGUF family")
 
@@ -145,9 +147,7 @@ def restored(name: str, value: Tensor, config: Any, family: Family) -> Tensor:
     return _ordered(name, value, config, family, _restored)
 
 
-def _ordered(
-    name: str, value: Tensor, config: Any, family: Family, how: Callable[[Tensor, int], Tensor]
-) -> Tensor:
+def _ordered(name: str, value: Tensor, config: Any, family: Family, how: Callable[[Tensor, int], Tensor]) -> Tensor:
     if not family.permuted or not re.search(r"\.self_attn\.[qk]_proj\.", name):
         return value
     heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads

@@ -7,6 +7,7 @@ part by part. Two kinds are written: byte-level BPE (`gpt2` there), and BPE over
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,9 +70,7 @@ def gguf_tokenizer(tokenizer: PreTrainedTokenizerBase, *, vocabulary: int, eos: 
     parts = json.loads(backend.to_str())
     model = parts["model"]
     if model.get("type") != "BPE":
-        raise ModelError(
-            f"GGUF files are written with BPE tokenizers; this one is {model.get('type')}. {OTHER_TOOL}"
-        )
+        raise ModelError(f"GGUF files are written with BPE tokenizers; this one is {model.get('type')}. {OTHER_TOOL}")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise ModelError(f"llama.cpp's BPE has no {key}, and this tokenizer has one. {OTHER_TOOL}")
@@ -114,7 +113,9 @@ def _split_name(parts: Mapping[str, Any]) -> tuple[str, list[str]]:
     normalizer = parts.get("normalizer")
     if normalizer is not None:
         if normalizer.get("type") != "NFC":
-            raise ModelError(f"llama.cpp does not apply this tokenizer's normalizer {normalizer.get('type')}. {OTHER_TOOL}")
+            raise ModelError(
+                f"llama.cpp does not apply this tokenizer's normalizer {normalizer.get('type')}. {OTHER_TOOL}"
+            )
         notes.append("llama.cpp does not compose characters (NFC) before it tokenizes, as this tokenizer does.")
     steps = parts.get("pre_tokenizer") or {"type": "none"}
     steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
@@ -136,7 +137,9 @@ def _split_name(parts: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 def _sentencepiece(parts: Mapping[str, Any], tokens: list[str], types: list[int]) -> GGUFTokenizer:
     if parts.get("pre_tokenizer") is not None and parts["pre_tokenizer"]["type"] != "Metaspace":
-        raise ModelError(f"llama.cpp's `llama` tokenizer has no pre_tokenizer {parts['pre_tokenizer']['type']}. {OTHER_TOOL}")
+        raise ModelError(
+            f"llama.cpp's `llama` tokenizer has no pre_tokenizer {parts['pre_tokenizer']['type']}. {OTHER_TOOL}"
+        )
     for number, text in enumerate(tokens):
         if types[number] == NORMAL and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             types[number] = BYTE
@@ -164,7 +167,7 @@ def _scores(parts: Mapping[str, Any], tokens: list[str], types: list[int]) -> li
         pairs.add((left, right))
     ends = sorted((min(ranks), max(ranks)) for ranks in made_by.values())
     known = set(tokens)
-    together = all(first[1] < second[0] for first, second in zip(ends, ends[1:], strict=False))
+    together = all(first[1] < second[0] for first, second in itertools.pairwise(ends))
     missing = [
         (token[:cut], token[cut:])
         for token in made_by
@@ -172,7 +175,9 @@ def _scores(parts: Mapping[str, Any], tokens: list[str], types: list[int]) -> li
         if token[:cut] in known and token[cut:] in known and (token[:cut], token[cut:]) not in pairs
     ]
     if not together or missing:
-        why = f"{missing[0]!r} is not a merge, though both parts and the whole are tokens" if missing else "ranks overlap"
+        why = (
+            f"{missing[0]!r} is not a merge, though both parts and the whole are tokens" if missing else "ranks overlap"
+        )
         raise ModelError(f"The merges of this tokenizer can't be written as scores of tokens ({why}). {OTHER_TOOL}")
     order = {token: place for place, token in enumerate(sorted(made_by, key=lambda token: min(made_by[token])))}
     worst = -float(len(order) + 1)
@@ -211,14 +216,13 @@ def _special(written: GGUFTokenizer, tokenizer: Any, eos: Sequence[int]) -> None
     ):
         if number is not None:
             written.special[name] = int(number)
-    others = [number for number in eos if number != written.special.get("eos")]
+    others = [number for number in eos if number not in (written.special.get("eos"), written.special.get("bos"))]
     if others and "eos" in written.special:
         written.special["eot"] = others[0]
-    if len(others) > 1:
-        written.notes.append(
-            f"A file names two tokens that end a completion; {', '.join(written.tokens[number] for number in others[1:])} "
-            "end one in transformers too."
-        )
+    left = set(eos) - {written.special.get("eos"), written.special.get("eot")}
+    if left:
+        texts = ", ".join(written.tokens[number] for number in sorted(left))
+        written.notes.append(f"In transformers {texts} ends a completion too, which a GGUF file has no place for.")
     ids = tokenizer("a", verbose=False)["input_ids"]
     plain = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
     before, after = _around(ids, plain)

@@ -33,7 +33,11 @@ class TurnTemplate:
 
     def text(self, messages: Messages) -> str:
         """A dialogue up to the next answer."""
-        parts = [before + message["content"] + behind for message in messages for before, behind in [self.turns[message["role"]]]]
+        parts = [
+            before + message["content"] + behind
+            for message in messages
+            for before, behind in [self.turns[message["role"]]]
+        ]
         return "".join(parts) + self.answer
 
     def in_go(self) -> str | None:
@@ -109,7 +113,10 @@ def modelfile(file: str, source: SourceModel, tokenizer: GGUFTokenizer, context:
         else:
             lines.append(f"TEMPLATE {QUOTES}{text}{QUOTES}")
     else:
-        lines += ["# The model has no chat template: it continues texts.", f"TEMPLATE {QUOTES}{{{{ .Prompt }}}}{QUOTES}"]
+        lines += [
+            "# The model has no chat template: it continues texts.",
+            f"TEMPLATE {QUOTES}{{{{ .Prompt }}}}{QUOTES}",
+        ]
     lines.append(f"PARAMETER num_ctx {context}")
     for name in ("eos", "eot"):
         if name in tokenizer.special:

@@ -72,9 +72,13 @@ class OnnxWriter(FormatWriter):
 
     def _notes(self) -> list[str]:
         if self.source.reward is not None:
-            return ["Inputs are input_ids and attention_mask, with padding on the right; the output is scores, normalized as rlhf's."]
+            return [
+                "Inputs are input_ids and attention_mask, with padding on the right; the output is scores, normalized as rlhf's."
+            ]
         if self.settings.quantization == "int8":
-            return ["Matrices are int8 in blocks of 32 (MatMulNBits, an operator of onnxruntime); embeddings stay float32."]
+            return [
+                "Matrices are int8 in blocks of 32 (MatMulNBits, an operator of onnxruntime); embeddings stay float32."
+            ]
         return []
 
 
@@ -132,17 +136,19 @@ class _OpenedScores(OpenedModel):
 
     @override
     def outputs(self, row: Sequence[int]) -> Tensor:
-        """Next to a padded copy of the row's beginning, which must change nothing."""
-        ids = np.array([list(row), [*row[:-1], 0]], dtype=np.int64)
+        """With padding behind it, next to a longer row: neither may change the score."""
+        ids = np.array([[*row, 0, 0], [*row, *row[:2]]], dtype=np.int64)
         mask = np.ones_like(ids)
-        mask[1, -1] = 0
+        mask[0, -2:] = 0
         (scores,) = self.session.run(None, {"input_ids": ids, "attention_mask": mask})
         return torch.from_numpy(scores[:1]).float()
 
 
 def _round_to_int8(path: Path, *, large: bool) -> None:
     """Matrices in blocks of 32 with a scale each; activations stay float32."""
-    quantizer = require("onnxruntime.quantization.matmul_nbits_quantizer", extra="export", needed_for="Export to onnx in int8")
+    quantizer = require(
+        "onnxruntime.quantization.matmul_nbits_quantizer", extra="export", needed_for="Export to onnx in int8"
+    )
     onnx = require("onnx", extra="export", needed_for="Export to onnx")
     model = onnx.load(str(path))
     for old in path.parent.glob(f"{path.name}*"):

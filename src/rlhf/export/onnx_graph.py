@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,8 +127,6 @@ def _exported(
 
     torch.export gives up in a hundred ways, each with an exception of its own.
     """
-    import warnings
-
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside torch's exporter

@@ -169,5 +169,3 @@ def _largest(values: Tensor) -> float:
     """Largest absolute value; infinite where one is not a number."""
     largest = float(values.abs().max())
     return largest if math.isfinite(largest) else math.inf
-
-

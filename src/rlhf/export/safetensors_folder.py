@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from rlhf.errors import ModelError
 from rlhf.export.format_writer import FormatWriter, OpenedModel, TensorDifference, WrittenModel
 from rlhf.export.source_model import SourceModel, source_model
 from rlhf.models.adapters import DTYPES
@@ -92,8 +93,6 @@ def _difference(back: Tensor | None, value: Tensor) -> float:
 
 
 def _check_range(weights: Mapping[str, Tensor], dtype: str) -> None:
-    from rlhf.errors import ModelError
-
     for name, value in weights.items():
         if not bool(value.isfinite().all()):
             raise ModelError(f"{name} holds a number that {dtype} can't; choose another dtype (float32, bfloat16).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,9 +108,7 @@ def source_model(model: str | Path | PolicyModel | RewardModel) -> SourceModel:
     check_type(model, (str, Path, PolicyModel, RewardModel), name="model", expected=expected)
     if isinstance(model, str | Path):
         source = model_source(str(model))
-        loaded = (
-            RewardModel.from_pretrained(source) if _gives_scores(source) else PolicyModel.from_pretrained(source)
-        )
+        loaded = RewardModel.from_pretrained(source) if _gives_scores(source) else PolicyModel.from_pretrained(source)
         folder = Path(source) if Path(source).is_dir() else None
         return _source(loaded, str(model), folder)
     inner = model.model if isinstance(model, PolicyModel) else model.members[0]
@@ -119,7 +118,7 @@ def source_model(model: str | Path | PolicyModel | RewardModel) -> SourceModel:
 def _source(model: PolicyModel | RewardModel, text: str, folder: Path | None) -> SourceModel:
     """Adapters merged, in float32, in evaluation mode."""
     card = card_head(folder)
-    name = _name(text)
+    name = short_name(text)
     if isinstance(model, PolicyModel):
         policy = PolicyModel(_plain(model.model), model.tokenizer)
         policy.requires_grad_(False).eval()
@@ -135,8 +134,6 @@ def _plain(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     if isinstance(model, PeftModel):
         model = merged(model)
     if model.dtype != torch.float32:
-        import copy
-
         model = copy.deepcopy(model).float()
     return model
 
@@ -171,7 +168,7 @@ def card_head(folder: Path | None) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
-def _name(text: str) -> str:
+def short_name(text: str) -> str:
     """The last part of a source that says something: `runs/quickstart/ppo/model` is quickstart-ppo."""
     parts = [part for part in Path(text).parts if part not in ("/", ".", "..")]
     if parts and parts[-1] == "model" and len(parts) > 1:
