@@ -44,7 +44,7 @@ class OnnxWriter(FormatWriter):
                 _round_to_int8(path, large=self._is_large())
         self.source.network.config.save_pretrained(folder)
         if self.source.policy is not None:
-            self.source.network.generation_config.save_pretrained(folder)  # type: ignore[union-attr]
+            self.source.network.generation_config.save_pretrained(folder)
         self.source.tokenizer.save_pretrained(folder)
         files = [MODEL_FILE, *sorted(file.name for file in folder.glob(f"{MODEL_FILE}.*"))]
         return WrittenModel(files, self._notes())

@@ -112,7 +112,10 @@ def source_model(model: str | Path | PolicyModel | RewardModel) -> SourceModel:
         folder = Path(source) if Path(source).is_dir() else None
         return _source(loaded, str(model), folder)
     inner = model.model if isinstance(model, PolicyModel) else model.members[0]
-    return _source(model, source_name(base_model(inner)) or "a model in memory", None)  # type: ignore[arg-type]
+    text = source_name(base_model(inner)) or "a model in memory"  # type: ignore[arg-type]
+    return _source(
+        copy.deepcopy(model), text, None
+    )  # whoever trains it goes on with the type, mode and gradients it has
 
 
 def _source(model: PolicyModel | RewardModel, text: str, folder: Path | None) -> SourceModel:
@@ -131,11 +134,11 @@ def _source(model: PolicyModel | RewardModel, text: str, folder: Path | None) ->
 
 
 def _plain(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    if isinstance(model, PeftModel):
-        model = merged(model)
-    if model.dtype != torch.float32:
-        model = copy.deepcopy(model).float()
-    return model
+    plain = merged(model) if isinstance(model, PeftModel) else model
+    if plain.dtype == torch.float32:
+        return plain
+    copied: PreTrainedModel = copy.deepcopy(plain).float()
+    return copied
 
 
 def _gives_scores(source: str) -> bool:

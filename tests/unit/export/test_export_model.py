@@ -57,10 +57,13 @@ def test_an_adapter_is_merged_into_its_base(tmp_path, adapter):
 
 def test_weights_have_the_type_that_was_asked_for_and_the_model_in_memory_keeps_its_own(tmp_path, policy):
     before = policy.fingerprint()
+    policy.train()
     report = export_model(policy, output_path=tmp_path / "out", dtype="bfloat16", num_rows=2, max_increase=0.5)
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert read.dtype == torch.bfloat16
     assert policy.fingerprint() == before
+    assert policy.training
+    assert all(parameter.requires_grad for parameter in policy.parameters())
     assert {tensor.difference for tensor in report.tensors} == {0.0}
 
 
