@@ -77,4 +77,9 @@ def test_a_real_model_with_grouped_heads_and_sentencepiece_does(tmp_path, assets
 def test_every_family_that_is_written_does(tmp_path, family):
     policy = tiny_policy(FAMILIES[family])
     report = export_model(policy, "gguf", output_path=tmp_path / "out", check=False)
-    same_in_llama_cpp(policy, tmp_path / "out" / report.files[0])
+    dialogue = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "?"},
+    ]
+    same_in_llama_cpp(policy, tmp_path / "out" / report.files[0], dialogue=dialogue)

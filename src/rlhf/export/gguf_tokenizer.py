@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,8 +82,14 @@ def gguf_tokenizer(tokenizer: PreTrainedTokenizerBase, *, vocabulary: int, eos: 
     if isinstance(template, dict):
         written.notes.append("Of several chat templates only the default is in the file.")
         template = template.get("default")
-    written.chat_template = template
+    written.chat_template = _without_marks(template) if template else None
     return written
+
+
+def _without_marks(template: str) -> str:
+    """transformers' marks of what an assistant wrote, which llama.cpp can't read, as conditions that always hold."""
+    opened = re.sub(r"\{%([-+]?)\s*generation\s*([-+]?)%\}", r"{%\1 if true \2%}", template)
+    return re.sub(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}", r"{%\1 endif \2%}", opened)
 
 
 def _tokens(parts: Mapping[str, Any], vocabulary: int) -> tuple[list[str], list[int]]:

@@ -36,7 +36,12 @@ def test_byte_level_bpe_is_gpt2s():
     assert len(written.merges) == len(json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"])
     assert written.special == {"bos": 0, "eos": 1, "pad": 2}
     assert not written.add_bos
-    assert written.chat_template == tokenizer.chat_template
+    assert written.chat_template is not None
+    assert "generation %}" not in written.chat_template, "a mark that llama.cpp can't read"
+    dialogue = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    before = tokenizer.apply_chat_template(dialogue, tokenize=False)
+    tokenizer.chat_template = written.chat_template
+    assert tokenizer.apply_chat_template(dialogue, tokenize=False) == before
 
 
 @pytest.mark.parametrize(("regex", "name", "whole_words"), [(regex, *known) for regex, known in SPLITS.items()])
