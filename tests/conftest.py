@@ -63,6 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs Chromium (Debian: apt-get install chromium)"))
         if item.get_closest_marker("vllm") and not os.environ.get("RLHF_VLLM_PYTHON"):
             item.add_marker(pytest.mark.skip(reason="needs vLLM: set RLHF_VLLM_PYTHON, see docs/vllm.md"))
+        if item.get_closest_marker("llama_cpp") and not os.environ.get("RLHF_LLAMA_CPP_PYTHON"):
+            item.add_marker(pytest.mark.skip(reason="needs llama.cpp: set RLHF_LLAMA_CPP_PYTHON, see docs/export.md"))
         if item.get_closest_marker("postgres") and not postgres.is_there():
             item.add_marker(pytest.mark.skip(reason=postgres.MISSING))
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.evaluation.ratings.elo import compute_elo_ratings as compute_elo_ratings
     from rlhf.evaluation.suites.capability import CapabilityTester as CapabilityTester
     from rlhf.evaluation.winrate import WinRateEvaluator as WinRateEvaluator
+    from rlhf.export.export_model import export_model as export_model
     from rlhf.feedback.agreement import calculate_fleiss_kappa as calculate_fleiss_kappa
     from rlhf.feedback.human_evaluation.protocol import HumanEvalProtocol as HumanEvalProtocol
     from rlhf.feedback.planning import DATASET_GUIDELINES as DATASET_GUIDELINES
@@ -229,6 +230,7 @@ PUBLIC: dict[str, str] = {
     "create_optimizer": "rlhf.training.optim:create_optimizer",
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
     "evaluate_model": "rlhf.evaluation.evaluate_model:evaluate_model",
+    "export_model": "rlhf.export.export_model:export_model",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
     "layer_wise_interpolation": "rlhf.merging.interpolation:layer_wise_interpolation",

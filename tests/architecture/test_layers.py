@@ -20,7 +20,7 @@ FLOORS = [
     ["rewards", "rollout", "web"],
     ["training"],
     ["evaluation", "search", "registry"],
-    ["feedback", "serving", "scale"],
+    ["feedback", "serving", "export", "scale"],
     ["pipeline"],
     ["cli", "testing"],
     ["__main__"],

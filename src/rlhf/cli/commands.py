@@ -50,6 +50,7 @@ COMMANDS = {
     "merge": Entry("merge:merge", "The loop"),
     "search": Entry("search:app", "The loop"),
     "serve": Entry("serve:serve", "The loop", takes_settings=True),
+    "export": Entry("export:export", "The loop"),
     "report": Entry("report_command:report", "Look"),
     "lineage": Entry("runs:lineage", "Look"),
     "generate": Entry("generate:generate", "Look"),

@@ -21,15 +21,19 @@ def finished(folder: Path, key: str) -> MergeReport | None:
     return report if report.key == key else None
 
 
-def check_empty(folder: Path) -> None:
+def check_empty(folder: Path, *, what: str = "a merged model") -> None:
     """Refuse a folder that holds something.
+
+    Args:
+        folder: Where it is to be written.
+        what: What is to be written there.
 
     Raises:
         ModelError: It does, or a file has its name.
     """
     if folder.is_file() or folder.is_symlink():
-        raise ModelError(f"{folder} is a file or a link; name another folder for the merged model.")
+        raise ModelError(f"{folder} is a file or a link; name another folder for {what}.")
     if folder.is_dir() and any(folder.iterdir()):
         raise ModelError(
-            f"The folder {folder} is not empty; a merged model is written only into a new one. Name another with -o, or move it away."
+            f"The folder {folder} is not empty; {what} is written only into a new one. Name another with -o, or move it away."
         )

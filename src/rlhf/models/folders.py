@@ -48,12 +48,18 @@ def write_folder_aside(folder: Path | str) -> Iterator[Path]:
         raise
 
 
-def save_weights(model: Any, folder: Path) -> None:
-    """``save_pretrained`` for a transformers or peft model, as safetensors."""
+def save_weights(model: Any, folder: Path, *, shard_bytes: int | None = None) -> None:
+    """``save_pretrained`` for a transformers or peft model, as safetensors.
+
+    Args:
+        model: What to save.
+        folder: Where to.
+        shard_bytes: Most bytes of one file of weights; None for transformers' own limit.
+    """
     if isinstance(model, PreTrainedModel) and isinstance(model, GenerationMixin):
         _make_saveable(model)
     with quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))
     if isinstance(model, PeftModel):
         _put_in_order(folder / ADAPTER_FILE)
         record_base(folder, str(model.get_base_model().name_or_path))

@@ -282,27 +282,35 @@ class RewardModel(ScalarModel):
             card: Facts for the model card, see ``model_card``.
         """
         folder = Path(folder)
-        first = self.members[0]
-        head = read_head(base_model(first).config)  # type: ignore[arg-type]
+        head = read_head(base_model(self.members[0]).config)  # type: ignore[arg-type]
+        with write_folder_aside(folder) as aside:
+            self.save_files(aside)
+            write_text(aside / "README.md", model_card({**self._facts(head), **(card or {})}))
+        return folder
+
+    def save_files(self, folder: Path, *, shard_bytes: int | None = None) -> None:
+        """What ``save_pretrained`` writes, but for the model card, straight into a folder.
+
+        Args:
+            folder: Empty.
+            shard_bytes: Most bytes of one file of weights; None for transformers' own limit.
+        """
         settings = {
             "num_models": len(self.members),
-            "head": head.to_dict(),
+            "head": read_head(base_model(self.members[0]).config).to_dict(),  # type: ignore[arg-type]
             "head_dropout": self.head_dropout,
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
         }
         if self.learned is not None:
             settings["learned"] = self.learned.to_dict()
-        with write_folder_aside(folder) as aside:
-            for number, member in enumerate(self.members):
-                target = aside / f"member-{number}" if len(self.members) > 1 else aside
-                save_weights(saveable(member), target)  # type: ignore[arg-type]
-                self.tokenizer.save_pretrained(target)
-            if len(self.members) > 1:
-                self.tokenizer.save_pretrained(aside)
-            write_settings(aside, SETTINGS_FILE, settings)
-            write_text(aside / "README.md", model_card({**self._facts(head), **(card or {})}))
-        return folder
+        for number, member in enumerate(self.members):
+            target = folder / f"member-{number}" if len(self.members) > 1 else folder
+            save_weights(saveable(member), target, shard_bytes=shard_bytes)  # type: ignore[arg-type]
+            self.tokenizer.save_pretrained(target)
+        if len(self.members) > 1:
+            self.tokenizer.save_pretrained(folder)
+        write_settings(folder, SETTINGS_FILE, settings)
 
     def _facts(self, head: HeadSettings) -> dict[str, Any]:
         first: Any = self.members[0]
