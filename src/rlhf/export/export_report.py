@@ -64,15 +64,15 @@ class ExportReport:
     def lines(self) -> list[str]:
         """For the console."""
         how = self.dtype if self.quantization == "none" else self.quantization
-        found = [f"{self.format}  {how}, {bytes_text(self.nbytes)}: {', '.join(self.files)}"]
-        found += [f"note       {note}" for note in self.notes]
+        lines = [f"{self.format}  {how}, {bytes_text(self.nbytes)}: {', '.join(self.files)}"]
+        lines += [f"note       {note}" for note in self.notes]
         if self.tensors:
             changed = self.largest_differences()
             total = f"{len(self.tensors)} tensors read back"
-            found.append(f"weights    {total}, " + ("each equal to the bit" if not changed else "largest differences:"))
-            found += [
+            lines.append(f"weights    {total}, " + ("each equal to the bit" if not changed else "largest differences:"))
+            lines += [
                 f"           {t.name} ({t.stored_as}): {t.difference:.3g}, rounding allows {t.allowed:.3g}"
                 for t in changed
             ]
-        found += ["compared   not: --no-check"] if self.outputs is None else self.outputs.lines()
-        return found
+        lines += ["compared   not: --no-check"] if self.outputs is None else self.outputs.lines()
+        return lines

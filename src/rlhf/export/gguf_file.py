@@ -174,10 +174,10 @@ def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
 
 def _read_back(path: Path, kept: dict[str, tuple[np.ndarray[Any, Any], str]]) -> list[TensorDifference]:
     """Each tensor of the file against what it was made of."""
-    found = {tensor.name: tensor for tensor in _reader(path).tensors}
+    written = {tensor.name: tensor for tensor in _reader(path).tensors}
     differences = []
     for name, (original, type_name) in kept.items():
-        tensor = found.pop(name, None)
+        tensor = written.pop(name, None)
         if tensor is None or tensor.tensor_type.name != type_name:
             differences.append(TensorDifference(name, type_name, float("inf"), 0.0))
             continue
@@ -192,5 +192,5 @@ def _read_back(path: Path, kept: dict[str, tuple[np.ndarray[Any, Any], str]]) ->
         differences.append(
             TensorDifference(name, type_name, float(error.flat[worst]), float(np.asarray(allowed).flat[worst]))
         )
-    differences += [TensorDifference(name, "unexpected", float("inf"), 0.0) for name in found]
+    differences += [TensorDifference(name, "unexpected", float("inf"), 0.0) for name in written]
     return differences

@@ -45,11 +45,11 @@ class TurnTemplate:
         texts = [self.answer, *(text for pair in self.turns.values() for text in pair)]
         if any("{{" in text or "}}" in text or QUOTES in text for text in texts):
             return None
-        found = "{{- range .Messages }}"
+        text = "{{- range .Messages }}"
         for place, (role, (before, behind)) in enumerate(self.turns.items()):
             # No dash after the braces: it would remove a line break that ends the text before.
-            found += f'{{{{ {"if" if not place else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{behind}'
-        return found + "{{ end }}{{ end }}" + self.answer
+            text += f'{{{{ {"if" if not place else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{behind}'
+        return text + "{{ end }}{{ end }}" + self.answer
 
 
 def turn_template(tokenizer: Any, bos: str) -> TurnTemplate | None:

@@ -104,22 +104,22 @@ class _OpenedLanguageModel(OpenedModel):
             ids[place, longest - len(prompt) :] = prompt
             mask[place, longest - len(prompt) :] = 1
         positions = np.maximum(mask.cumsum(-1) - 1, 0)
-        cache, found = self._empty(len(prompts)), []
+        cache, steps = self._empty(len(prompts)), []
         for _ in range(length):
             logits, cache = self._run(ids, mask, positions, cache)
             ids = logits[:, -1].argmax(-1).astype(np.int64)[:, None]
             mask = np.concatenate([mask, np.ones_like(ids)], 1)
             positions = positions[:, -1:] + 1
-            found.append(ids)
-        return np.concatenate(found, 1).tolist()
+            steps.append(ids)
+        return np.concatenate(steps, 1).tolist()
 
     def _empty(self, rows: int) -> Arrays:
         names = iter(cache_names("past_key_values", len(self.shapes)))
-        found = {}
+        feeds = {}
         for heads, key, value in self.shapes:
             for width in (key, value):
-                found[next(names)] = np.zeros((rows, heads, 0, width), dtype=np.float32)
-        return found
+                feeds[next(names)] = np.zeros((rows, heads, 0, width), dtype=np.float32)
+        return feeds
 
     def _run(
         self, ids: np.ndarray[Any, Any], mask: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], cache: Arrays

@@ -32,10 +32,10 @@ class CachedLanguageModel(nn.Module):
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """[B, S] tokens after a cache of P -> logits [B, S, V], and keys and values [B, K, P + S, D] of each layer."""
         cache = DynamicCache(past)
-        found = self.model(
+        output = self.model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=cache, use_cache=True
         )  # fmt: skip
-        return found.logits, [(layer.keys, layer.values) for layer in found.past_key_values.layers]
+        return output.logits, [(layer.keys, layer.values) for layer in output.past_key_values.layers]
 
 
 class ScoringModel(nn.Module):
@@ -64,8 +64,8 @@ def cache_shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
         ModelError: The family's cache is not made of keys and values alone.
     """
     with torch.no_grad():
-        found = model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=True)
-    layers: Sequence[Any] = getattr(getattr(found, "past_key_values", None), "layers", None) or []
+        output = model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=True)
+    layers: Sequence[Any] = getattr(getattr(output, "past_key_values", None), "layers", None) or []
     if not layers or any(not isinstance(layer, DynamicLayer) for layer in layers):
         raise ModelError(
             f"ONNX files are written for models whose cache is keys and values in all layers; {model.config.model_type!r} has another one."

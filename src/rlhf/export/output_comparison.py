@@ -68,14 +68,14 @@ class OutputComparison:
         if not math.isfinite(self.max_difference):
             return ["an output is not a finite number"]
         if exact:
-            found = []
+            reasons = []
             if self.max_difference > self.tolerance:
-                found.append(f"outputs differ by {self.max_difference:.3g}, more than {self.tolerance:.3g}")
+                reasons.append(f"outputs differ by {self.max_difference:.3g}, more than {self.tolerance:.3g}")
             if self.greedy_gap > 2 * self.tolerance:
-                found.append(
+                reasons.append(
                     f"a greedy continuation leaves the original's where that prefers its token by {self.greedy_gap:.3g}"
                 )
-            return found
+            return reasons
         if self.perplexity_before is not None and self.perplexity_after is not None:
             increase = self.perplexity_after / self.perplexity_before - 1
             if increase > max_increase:
@@ -92,17 +92,17 @@ class OutputComparison:
     def lines(self) -> list[str]:
         """For the console."""
         what = "score" if self.perplexity_before is None else "logit"
-        found = [
+        lines = [
             f"compared   {self.rows} {self.over}, {self.tokens:,} tokens",
             f"{what}s     largest difference {self.max_difference:.3g}, the largest {what} is {plain_number(self.largest)}",
         ]
         if self.same_top is not None and self.kl is not None:
-            found.append(f"tokens     likeliest token the same at {100 * self.same_top:.2f} %, KL {self.kl:.3g} nats")
+            lines.append(f"tokens     likeliest token the same at {100 * self.same_top:.2f} %, KL {self.kl:.3g} nats")
         if self.greedy_tokens is not None:
-            found.append(f"greedy     {self.greedy_same} of {self.greedy_tokens} tokens of continuations the same")
+            lines.append(f"greedy     {self.greedy_same} of {self.greedy_tokens} tokens of continuations the same")
         if self.perplexity_before is not None:
-            found.append(f"perplexity {self.perplexity_before:.5g} before, {self.perplexity_after:.5g} after")
-        return found
+            lines.append(f"perplexity {self.perplexity_before:.5g} before, {self.perplexity_after:.5g} after")
+        return lines
 
 
 def compare_outputs(

@@ -82,7 +82,7 @@ class SourceModel:
     @property
     def origin(self) -> dict[str, Any]:
         """For the record: where from, which weights, and what the run says of them."""
-        found: dict[str, Any] = {"source": self.source, "weights": self.fingerprint}
+        origin: dict[str, Any] = {"source": self.source, "weights": self.fingerprint}
         record = self.folder.parent / ORIGIN_FILE if self.folder is not None else None
         if record is not None and self.folder is not None and self.folder.name == "model" and record.is_file():
             try:
@@ -90,8 +90,8 @@ class SourceModel:
             except (OSError, ValueError):
                 made = {}
             if isinstance(made, dict):
-                found |= {key: made[key] for key in ("kind", "key", "finished") if key in made}
-        return found
+                origin |= {key: made[key] for key in ("kind", "key", "finished") if key in made}
+        return origin
 
 
 def source_model(model: str | Path | PolicyModel | RewardModel) -> SourceModel:
