@@ -116,9 +116,9 @@ def forget(
             if not dry_run:
                 scrub(store.engine)
             return Forgetting(held, scrubbed_only=True)
-        what = f"the trace {trace_id!r}" if trace_id else f"the user {user!r}"
+        what, named = (f"the trace {trace_id!r}", "traces") if trace_id else (f"the user {user!r}", "users")
         raise DataError(
-            f"The store holds nothing of {what}; users are named as in the tool or program that their feedback came from."
+            f"The store holds nothing of {what}; {named} are named as in the tool or program that their feedback came from."
         )
     in_traces = {str(one.get(name)) for one in held.traces for name in (TEXT_OF, TRACE_USER)}
     known = {name for name in (*held.names, *in_traces) if name in hashes or (name == user and name.startswith(USER))}

@@ -124,7 +124,7 @@ class EpisodeFile:
             except NeedsTokenizerError as err:
                 raise ConfigError(f"{where}: {err}; name the policy's tokenizer with --tokenizer.") from None
             except TraceFormatError as err:
-                raise DataError(f"{where}: {err}.") from None
+                raise DataError(f"{where}: {err}{'' if str(err).endswith(('.', '?')) else '.'}") from None
             self.num_read += max(1, len(episode.traces))
             yield episode
         if not self.num_read:
