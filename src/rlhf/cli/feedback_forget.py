@@ -92,7 +92,7 @@ def _say(forgetting: Forgetting, learned: list[Learned] | None, dry_run: bool) -
             f"{counted(len(held.shared_tasks), 'task')} stay: others have the same text in a conversation of theirs, or the text is not theirs."
         )
     for file in forgetting.files:
-        print(printable(f"file {file.words()}"))
+        print(printable(f"file {file.words(dry_run=dry_run)}"))
     if learned is None:
         print("Which runs learned from it was not looked up: there is no folder of runs (--runs).")
     for one in learned or ():

@@ -94,11 +94,17 @@ def serve(
 
 def source_of(text: str, registry: Path) -> Source:
     """Where the weights of a name come from: an alias, where the registry has it and there is no folder of this name."""
-    from rlhf.registry.registry import Registry
+    from rlhf.registry.registry import CHALLENGER, CHAMPION, Registry
     from rlhf.serving.model_routes import Source
 
     if not Path(text).exists() and registry.is_dir() and text in Registry(registry).aliases():
         return Source(text, registry)
+    if not Path(text).exists() and text in (CHAMPION, CHALLENGER):
+        has = f"{registry} has no alias of that name" if registry.is_dir() else f"there is no registry {registry} here"
+        raise ConfigError(
+            f"{text!r} is an alias of a registry, and {has}. Name its folder with --registry; a gate of a recipe and `rlhf registry "
+            "promote` set aliases."
+        )
     return Source(named_model(text))
 
 

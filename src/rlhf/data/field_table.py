@@ -32,7 +32,12 @@ class FieldFate:
 
 
 def field_table(
-    raw: Any, row: Row, chat: ChatFormat, columns: Mapping[str, str | None] | None = None
+    raw: Any,
+    row: Row,
+    chat: ChatFormat,
+    columns: Mapping[str, str | None] | None = None,
+    *,
+    unread: frozenset[str] = frozenset(),
 ) -> list[FieldFate]:
     """Every field of a row as it stood in its file.
 
@@ -41,10 +46,16 @@ def field_table(
         row: The same row, read.
         chat: The template that renders its dialogues.
         columns: Other names, theirs to ours, as a stage has them.
+        unread: Texts that the stage does not look at.
     """
     texts = row_texts(row)
     dialogues = list(_dialogues(row, texts))
-    made = list(_column_fates(raw, row, texts, chat, dialogues, columns or {}))
+    made = [
+        FieldFate(each.field, (), "dropped", "by the stage, which does not read it")
+        if (each.note.partition(";")[0] or each.field) in unread or each.field in unread
+        else each
+        for each in _column_fates(raw, row, texts, chat, dialogues, columns or {})
+    ]
     by_key: dict[tuple[str, Fate, str], list[int]] = {}
     for names, messages, how in dialogues:
         for number, key, fate, note in _key_fates(chat, row, messages, how):

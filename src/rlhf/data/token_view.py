@@ -16,6 +16,7 @@ from rlhf.config.lost_fields import LOST_FIELDS
 from rlhf.data.chat import special_tokens
 from rlhf.data.contracts import Kind, Prompt, Row, RowError
 from rlhf.data.dataset_options import DatasetOptions, opened_with
+from rlhf.data.expand import row_texts
 from rlhf.data.field_table import FieldFate, field_table
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group, PackedBatch, pack
@@ -194,7 +195,7 @@ def _view(part: Part, raw: RawRow, trial: RowTrial, made_for: str | None, option
         sequences = tuple(islice(_sequences(row, plan, how, report), MOST_SEQUENCES))
     fates: tuple[FieldFate, ...] = ()
     try:
-        fates = tuple(field_table(raw.value, row, how.chat, columns))
+        fates = tuple(field_table(raw.value, row, how.chat, columns, unread=_unread(row, plan, how)))
     except RLHFError as err:
         error = error or str(err)
     return RowView(
@@ -222,6 +223,29 @@ def _sequences(row: Row, plan: Plan, how: Tokenization, report: TokenizationRepo
             if ends := item.columns.get("step_ends"):
                 trained = [place in {len(item.prefix) + end for end in ends[number]} for place in range(len(ids))]
             yield SequenceView(names[number], tuple(_tokens(ids, trained, special, how)))
+
+
+def _unread(row: Row, plan: Plan, how: Tokenization) -> frozenset[str]:
+    """Texts of a row that a stage does not look at: the tokens stay the same whatever they say."""
+
+    def tokens(of_row: Row) -> list[Any]:
+        return [stored for _, stored in plan.items([of_row], how, TokenizationReport(), skip_bad_rows=False)]
+
+    unread = set()
+    with contextlib.suppress(DataError):
+        before = tokens(row)
+        for name in row_texts(row):
+            text = getattr(row, name, None)
+            if isinstance(text, str) and text:
+                changed: Any = f"{text} {text}"
+            elif isinstance(text, list) and text and isinstance(text[-1].get("content"), str):
+                changed = [*text[:-1], {**text[-1], "content": f"{text[-1]['content']} unread"}]
+            else:
+                continue
+            with contextlib.suppress(DataError):
+                if tokens(replace(row, **{name: changed})) == before:
+                    unread.add(name)
+    return frozenset(unread)
 
 
 def sequences_of(batch: PackedBatch) -> Iterator[tuple[list[int], list[bool]]]:

@@ -57,9 +57,11 @@ class ExportedFile:
     num_removed: int = 0
     num_rows: int = 0
 
-    def words(self) -> str:
+    def words(self, *, dry_run: bool = False) -> str:
         """In a line."""
         said = STATES[self.state].format(number=f"{self.num_removed:,}", total=f"{self.num_rows:,}")
+        if dry_run and self.state == REWRITTEN:
+            said = said.replace("removed", "would be removed")
         return f"{self.path}: {said}"
 
 

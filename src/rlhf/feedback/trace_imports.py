@@ -30,6 +30,7 @@ from rlhf.store.pseudonyms import Pseudonym, pseudonyms
 from rlhf.store.values import MAX_NAME, MAX_TEXT, Response, Task
 
 NO_CONSENT = "the consent field is not true"
+NO_CONSENT_FIELD = "there is no consent field"
 FORGOTTEN = "the user was forgotten (`rlhf feedback forget`), and this is from before"
 
 
@@ -143,7 +144,7 @@ def _with_consent(reading: Reading, path: str) -> list[Opinion]:
         if value is True or value == "true":
             kept.append(one)
         else:
-            reading.no_row(one.where, f"{NO_CONSENT} ({path})")
+            reading.no_row(one.where, f"{NO_CONSENT_FIELD if value is None else NO_CONSENT} ({path})")
     return kept
 
 

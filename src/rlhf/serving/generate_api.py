@@ -262,7 +262,8 @@ def _too_long(model: ServedModel, length: int, wanted: int | None) -> APIError:
     if not length:
         return APIError(400, "The prompt has no tokens.", code="invalid_value", param="prompt")
     asked = f" and {wanted} tokens of completion were asked for" if wanted is not None else ""
-    message = (
-        f"This model takes {model.context} tokens of prompt and completion; the prompt has {length}{asked}. Shorten it."
+    do = (
+        "Shorten the prompt" if wanted is None or length + 1 > model.context else "Shorten the prompt, or ask for fewer"
     )
+    message = f"This model takes {model.context} tokens of prompt and completion; the prompt has {length}{asked}. {do}."
     return APIError(400, message, code="context_length_exceeded")

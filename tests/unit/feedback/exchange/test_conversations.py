@@ -123,7 +123,7 @@ def test_opentelemetrys_evaluations_find_their_answers():
 def test_a_field_of_the_resource_can_tell_of_consent():
     trace_items = read("otel-genai", consent_field="consent")
     assert len(trace_items.items) == 1
-    assert reasons(trace_items)["the consent field is not true"] == 2
+    assert reasons(trace_items)["there is no consent field"] == 2
 
 
 def test_sessions_of_the_hub_with_branches():
