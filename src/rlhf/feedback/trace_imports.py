@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from rlhf.data.contracts import BadRow
 from rlhf.data.message_text import counted
@@ -22,6 +23,7 @@ from rlhf.feedback.exchange.conversations import Answer, Opinion, Reading, pairs
 from rlhf.feedback.exchange.formats import FORMATS
 from rlhf.feedback.exchange.lines import lines_of
 from rlhf.feedback.identity import content_id, merged
+from rlhf.feedback.imports import FORGOTTEN
 from rlhf.feedback.judgment_origin import TRACE
 from rlhf.feedback.personal_data import Findings, PersonalData
 from rlhf.feedback.tasks import STDIN, SourceItems
@@ -37,7 +39,6 @@ USER_KEY = "user key"
 USER = "user-"
 """Begins the name of every annotator that is the hash of somebody's."""
 NO_CONSENT = "the consent field is not true"
-FORGOTTEN = "the user was forgotten (`rlhf feedback forget`), and this is from before"
 
 Pseudonym = Callable[[str, str], str]
 """Takes a tool and what it calls a user; gives the name that is stored."""
@@ -83,10 +84,14 @@ class TraceItems(SourceItems):
 
 
 def pseudonyms(key: bytes) -> Pseudonym:
-    """Names of users by a keyed hash, 16 hexadecimal digits of HMAC-SHA-256 (RFC 2104)."""
+    """Names of users by a keyed hash, 16 hexadecimal digits of HMAC-SHA-256 (RFC 2104).
+
+    A user has one name however their letters are composed: who types an accent to forget somebody may type it in another way.
+    """
 
     def name(tool: str, user: str) -> str:
-        return USER + hmac.new(key, "\x00".join((tool, user)).encode(), "sha256").hexdigest()[:16]
+        words = "\x00".join((tool, normalize("NFC", user)))
+        return USER + hmac.new(key, words.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:16]
 
     return name
 

@@ -64,7 +64,8 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
     """Continue a conversation."""
     body, generation = body_of(ChatBody, sent), generation_of(request)
     name, model = generation.model(body, body.user or client)
-    ids = prompt_ids(model, body.messages, kwargs=body.chat_template_kwargs)
+    # in a thread: megabytes of text would stop all streams meanwhile
+    ids = await asyncio.to_thread(prompt_ids, model, body.messages, kwargs=body.chat_template_kwargs)
     asked = generation.submit(body, name, model, ids, client=client, num_top=body.num_top, prefix="chatcmpl-")
     return await _answer(request, body, [asked], _Chat(asked))
 
@@ -76,7 +77,7 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
     name, model = generation.model(body, body.user or client)
     if not body.prompts:
         raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
-    ids = [prompt_ids(model, prompt) for prompt in body.prompts]
+    ids = await asyncio.to_thread(lambda: [prompt_ids(model, prompt) for prompt in body.prompts])
     asked: list[Asked] = []
     try:
         for number, each in enumerate(ids):
