@@ -40,6 +40,8 @@ USER = "user-"
 """Begins the name of every annotator that is the hash of somebody's."""
 NO_CONSENT = "the consent field is not true"
 
+ALIKE = "both answers say the same once secrets and personal data are masked"
+
 Pseudonym = Callable[[str, str], str]
 """Takes a tool and what it calls a user; gives the name that is stored."""
 
@@ -144,7 +146,11 @@ def read_traces(
     made: list[tuple[str, Item]] = []
     for one in [*opinions, *pairs]:
         with reading.one(one.where, f"a record of {name!r}"):
-            made.append((one.where, _item(_guarded(one, guard), name, pseudonym, batch)))
+            clean = _guarded(one, guard)
+            if len(clean.answers) == 2 and clean.answers[0].messages == clean.answers[1].messages:
+                reading.no_row(one.where, ALIKE)
+                continue
+            made.append((one.where, _item(clean, name, pseudonym, batch)))
     guard.check()
     trace_items = TraceItems(merged(made), reading.bad_rows, reading.no_rows, guard.findings, len(pairs))
     trace_items.num_cut_comments = sum(len(one.comment) > MAX_TEXT for one in opinions)
