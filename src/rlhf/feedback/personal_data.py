@@ -8,8 +8,9 @@
     email    addresses
     ip       IPv4 and IPv6 addresses that are nobody's private network (Python's ipaddress)
 
-Names, streets and what somebody tells of their life are not found: that takes a model of the language, and misses too. Nor is what is
-hidden in base64, in letters that only look like ASCII, or behind invisible ones. Every finder works offline. A new finder is a function and a line of ``FINDERS``.
+Names, streets and what somebody tells of their life are not found: that takes a model of the language, and misses too. Nor is what
+is hidden in base64, in letters that only look like ASCII, or behind invisible ones. Every finder works offline.
+A new finder is a function and a line of ``FINDERS``.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ def create_app(
             yield
         finally:
             refreshing.cancel()
-            await asyncio.to_thread(engine.drain, config.drain_seconds)
-            await asyncio.to_thread(engine.close)
+            await asyncio.to_thread(engine.stop, config.drain_seconds)
 
     app = FastAPI(
         title="rlhf", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan

@@ -77,6 +77,11 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
     name, model = generation.model(body, body.user or client)
     if not body.prompts:
         raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
+    if len(body.prompts) > generation.engine.max_waiting:
+        message = f"prompt holds {len(body.prompts)} prompts; this server takes {generation.engine.max_waiting} requests at once."
+        raise APIError(400, message, code="invalid_value", param="prompt")
+    if not all(body.prompts):
+        raise APIError(400, "prompt holds an empty prompt.", code="invalid_value", param="prompt")
     ids = await asyncio.to_thread(lambda: [prompt_ids(model, prompt) for prompt in body.prompts])
     asked: list[Asked] = []
     try:

@@ -153,6 +153,14 @@ class ServingEngine:
             self._draining = True
             return self._changed.wait_for(lambda: not self._tickets, timeout=max(0.0, limit - time.monotonic()))
 
+    def stop(self, seconds: float) -> bool:
+        """``drain``, then ``close``."""
+        is_done = self.drain(seconds)
+        if not is_done:
+            log.warning("stopped after %g seconds, before all requests were answered", seconds)
+        self.close()
+        return is_done
+
     def close(self) -> None:
         """End at once; requests that are not over fail."""
         with self._changed:
@@ -170,6 +178,9 @@ class ServingEngine:
                     self._changed.wait(IDLE_SECONDS)
                 if self._closed:
                     left = list(self._tickets.values())
+                    self._tickets.clear()
+                    self._waiting.clear()
+                    self._changed.notify_all()
                     break
                 events = self._end_early() + self._choose()
             if events:
