@@ -141,14 +141,9 @@ def export(
         from rlhf.feedback.consensus import consensus_rows
 
         consensus = consensus_rows(
-            selection.items,
-            aggregate=aggregate,
-            ties=ties or "drop",
-            min_judgments=min_judgments or 1,
-            guidelines=selection.guidelines,
-            classes=selection.classes,
-            belief=Belief(smoothing=smoothing, right_prior=right_prior),
-        )
+            selection.items, aggregate=aggregate, ties=ties or "drop", min_judgments=min_judgments or 1, guidelines=selection.guidelines,
+            classes=selection.classes, belief=Belief(smoothing=smoothing, right_prior=right_prior),
+        )  # fmt: skip
         if consensus.num_undecided and ties is None:
             notes.append(f"left out: {counted(consensus.num_undecided, 'tie')} (--ties keep writes them, too).")
         several = len(consensus.learned) > 1
