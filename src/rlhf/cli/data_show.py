@@ -113,12 +113,12 @@ def _print(views: Sequence[RowView]) -> None:
             print(printable("\n".join(plain_lines(view))))
             continue
         for line in plain_heading(view):
-            console.print(line, markup=False, style="bold")
+            console.print(printable(line), markup=False, style="bold")
         for sequence in view.sequences:
-            console.print(sequence_heading(sequence), markup=False)
+            console.print(printable(sequence_heading(sequence)), markup=False)
             console.print(colored_tokens(sequence.tokens))
         for line in plain_ending(view):
-            console.print(line, markup=False)
+            console.print(printable(line), markup=False)
 
 
 def plain_lines(view: RowView) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +109,11 @@ def export(
             f"{layout!r} holds tasks and judgments of them, and what users did is rows; leave --events out, or write --format rows, "
             "trl or openai."
         )
-    with opened_store(store) as opened, private_files():  # they name annotators and users
+    with (
+        opened_store(store) as opened,
+        private_files(),
+        _nothing_deleted_meanwhile(opened),
+    ):  # files name annotators and users
         if events:
             _write_events(opened, output, layout, kind, regenerate_probability)
             return
@@ -136,19 +141,39 @@ def export(
         from rlhf.feedback.consensus import consensus_rows
 
         consensus = consensus_rows(
-            selection.items,
-            aggregate=aggregate,
-            ties=ties or "drop",
-            min_judgments=min_judgments or 1,
-            guidelines=selection.guidelines,
-            classes=selection.classes,
-            belief=Belief(smoothing=smoothing, right_prior=right_prior),
-        )
+            selection.items, aggregate=aggregate, ties=ties or "drop", min_judgments=min_judgments or 1, guidelines=selection.guidelines,
+            classes=selection.classes, belief=Belief(smoothing=smoothing, right_prior=right_prior),
+        )  # fmt: skip
         if consensus.num_undecided and ties is None:
             notes.append(f"left out: {counted(consensus.num_undecided, 'tie')} (--ties keep writes them, too).")
         several = len(consensus.learned) > 1
         notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in consensus.learned]
         _write(opened, output, layout, consensus.rows, notes)
+
+
+@contextlib.contextmanager
+def _nothing_deleted_meanwhile(store: PreferenceStore) -> Iterator[None]:
+    """Around reading a store and writing what it held; files that may hold what was deleted in between are deleted again.
+
+    Raises:
+        StorageError: Somebody was forgotten meanwhile.
+    """
+    from rlhf.errors import StorageError
+    from rlhf.store.deletion import num_deletions
+    from rlhf.store.exported_files import exports_of
+
+    number = num_deletions(store.engine)
+    before = {(export.path, tuple(export.hashes)) for export in exports_of(store.engine)}
+    yield
+    if num_deletions(store.engine) == number:
+        return
+    written = [one.path for one in exports_of(store.engine) if (one.path, tuple(one.hashes)) not in before]
+    for path in written:
+        if path.is_file():
+            path.unlink()
+    raise StorageError(
+        f"Somebody was forgotten while {', '.join(map(str, written)) or 'this'} was written, so it was deleted again. Repeat the command."
+    )
 
 
 IDLE_WITHOUT = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,9 @@ from rlhf.pipeline.models import named_model
 if TYPE_CHECKING:
     from rlhf.config.serving import ServingConfig
     from rlhf.serving.model_routes import Source
+
+LAST_WORDS_SECONDS = 10.0
+"""For telling clients whose requests did not end in time."""
 
 
 def serve(
@@ -178,6 +182,7 @@ def _serve(
         )
         with contextlib.suppress(Interrupted):
             serve_connections(
-                app, server, behind_proxy=web.public_url is not None, shutdown_seconds=config.drain_seconds
-            )
+                app, server, behind_proxy=web.public_url is not None, shutdown_seconds=config.drain_seconds + LAST_WORDS_SECONDS,
+                at_shutdown=partial(app.state.engine.stop, config.drain_seconds),
+            )  # fmt: skip
     print("Stopped.")

@@ -29,8 +29,18 @@ from rlhf.feedback.exchange.lines import Line, lines_of
 from rlhf.feedback.layouts import LAYOUTS, OURS
 from rlhf.feedback.production import rows_of_events
 from rlhf.feedback.trace_files import Trace, list_path, read_trace_list, traces_of, write_trace_list
-from rlhf.files import private_files, write_aside
-from rlhf.store.deletion import TEXT_OF, TRACE_USER, OfSomebody, delete_held, held_of, is_pending, scrub, tasks_numbered
+from rlhf.files import private_files, sha256, write_aside
+from rlhf.store.deletion import (
+    TEXT_OF,
+    TRACE_USER,
+    OfSomebody,
+    delete_held,
+    held_of,
+    is_pending,
+    remember_forgotten,
+    scrub,
+    tasks_numbered,
+)
 from rlhf.store.exported_files import Export, exports_of, keep_export
 from rlhf.store.pseudonyms import USER, store_pseudonyms
 from rlhf.store.served_completions import programs_served, served_user
@@ -85,6 +95,8 @@ def names_of(store: PreferenceStore, user: str, program: str | None = None) -> t
     Returns:
         All names, and those among them that are hashes.
     """
+    if program:  # people of other programs and tools may have the same name
+        return {f"user:{program}:{user}"}, set()
     pseudonym = store_pseudonyms(store)
     hashes = {pseudonym(tool, user) for tool, layout in LAYOUTS.items() if layout.read_traces}
     programs = {event.program for event in store.events()} if program is None else {program}
@@ -101,7 +113,7 @@ def forget(
     Args:
         store: Where they are.
         user: As they are called by the tool or program that their feedback came from, or on the labeling page; or their hash.
-        program: Only events of this program.
+        program: Only what this program sent.
         trace_id: A conversation, in place of a user.
         dry_run: Look only.
 
@@ -113,6 +125,11 @@ def forget(
     names, hashes = names_of(store, user, program) if user else (set(), set())
     users = {user, *hashes} if user else set()
     held = held_of(store.engine, names=names, users=users, program=program, trace_id=trace_id)
+    if known := _lasting_names(held, user, hashes) if not dry_run else set():
+        remember_forgotten(
+            store.engine, known
+        )  # first, so that an import that goes on meanwhile adds nothing behind our back
+        held = held_of(store.engine, names=names, users=users, program=program, trace_id=trace_id)
     if held.is_empty:
         if is_pending(store.engine):  # killed between deleting and writing the files anew
             if not dry_run:
@@ -122,8 +139,6 @@ def forget(
         raise DataError(
             f"The store holds nothing of {what}; {named} are named as in the tool or program that their feedback came from."
         )
-    in_traces = {str(one.get(name)) for one in held.traces for name in (TEXT_OF, TRACE_USER)}
-    known = {name for name in (*held.names, *in_traces) if name in hashes or (name == user and name.startswith(USER))}
     result = Forgetting(held, traces=sorted({trace for one in held.traces for trace in traces_of(one)}))
     rows = _Rows.of(store, held, result.traces)
     with private_files():
@@ -134,12 +149,23 @@ def forget(
                 result.hashes.update(export.hashes)
                 if not dry_run:
                     keep_export(store.engine, export.path, export.layout, cleaned.num_rows - cleaned.num_removed)
-            elif cleaned.state in (GONE, BY_HAND):
+            elif cleaned.state in (GONE, BY_HAND) or _was_changed(export):
                 result.hashes.update(export.hashes)
     if not dry_run:
         delete_held(store.engine, held, remember=known)
         scrub(store.engine)
     return result
+
+
+def _lasting_names(held: OfSomebody, user: str, hashes: set[str]) -> set[str]:
+    """Names under which an old file must not bring somebody back: a hash is nobody else's."""
+    in_traces = {str(one.get(name)) for one in held.traces for name in (TEXT_OF, TRACE_USER)}
+    return {name for name in (*held.names, *in_traces) if name in hashes or (name == user and name.startswith(USER))}
+
+
+def _was_changed(export: Export) -> bool:
+    """Whether a file is not as it was last written, such as by a command that was killed before it could say so."""
+    return bool(export.hashes) and export.path.is_file() and sha256(export.path) != export.hashes[-1]
 
 
 @dataclass(slots=True)

@@ -16,16 +16,19 @@ from rlhf.data.message_text import counted
 from rlhf.data.read import OnBadRow
 from rlhf.errors import DataError
 from rlhf.feedback.identity import lasting_id, places_of, turned
+from rlhf.feedback.judgment_origin import TRACE
 from rlhf.store.database import write
+from rlhf.store.deletion import TEXT_OF, TRACE_USER
 from rlhf.store.items import Item, ItemJudgment
 from rlhf.store.record import Recorded, keep_judgments
 from rlhf.store.table_rows import row_of, task_of
-from rlhf.store.tables import DONE, AnnotatorRow, AssignmentRow, TaskRow
+from rlhf.store.tables import DONE, AnnotatorRow, AssignmentRow, ForgottenRow, TaskRow
 from rlhf.store.values import Task, TaskKind
 
 if TYPE_CHECKING:
     from rlhf.store.store import PreferenceStore
 
+FORGOTTEN = "the user was forgotten (`rlhf feedback forget`), and this is from before"
 MAX_SHOWN = 60
 """Characters of a prompt in an error."""
 MAX_REASONS, MAX_PLACES = 20, 3
@@ -119,7 +122,16 @@ def left_out_words(rows: Sequence[BadRow]) -> list[str]:
 def _import(session: Session, items: Sequence[Item], with_judgments: bool, on_other_texts: OnBadRow) -> Imported:
     shelf = _Known.of(session)
     result, made, now = Imported(), [], datetime.now(UTC)
-    for item in items:
+    # in this transaction: somebody may have been forgotten since the file was read
+    forgotten = {row.name: row.forgotten_at for row in session.scalars(sa.select(ForgottenRow))}
+    for given in items:
+        item = given
+        if forgotten:
+            rest = _without_forgotten(item, forgotten)
+            if rest is None:
+                result.left_out.append(BadRow(item.where, FORGOTTEN))
+                continue
+            item = rest
         there = shelf.tasks_of(item)
         if not there:
             session.add(_row_of(item, now))
@@ -186,6 +198,24 @@ class _Known:
             assert places is not None, "all of them have one name by content"
             judgments.append((task.id, turned(replace(item, judgments=(judgment,)), places).judgments[0]))
         return judgments
+
+
+def _without_forgotten(item: Item, forgotten: Mapping[str, datetime]) -> Item | None:
+    """An item without words of people that are older than the day they were forgotten, or have no time; None where nothing is left."""
+
+    def is_gone(name: object, time: datetime | None) -> bool:
+        since = forgotten.get(str(name))
+        return since is not None and (time is None or time <= since)
+
+    own = item.task.columns.get(TRACE)
+    if isinstance(own, Mapping) and is_gone(own.get(TRACE_USER), None):
+        return None
+    kept = tuple(
+        one
+        for one in item.judgments
+        if not is_gone(one.annotator, one.made_at) and not is_gone((one.trace or {}).get(TEXT_OF), one.made_at)
+    )
+    return replace(item, judgments=kept) if kept or not item.judgments else None
 
 
 def _row_of(item: Item, now: datetime) -> TaskRow:

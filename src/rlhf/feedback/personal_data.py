@@ -8,13 +8,15 @@
     email    addresses
     ip       IPv4 and IPv6 addresses that are nobody's private network (Python's ipaddress)
 
-Names, streets and what somebody tells of their life are not found: that takes a model of the language, and misses too. Every
-finder works offline. A new finder is a function and a line of ``FINDERS``.
+Names, streets and what somebody tells of their life are not found: that takes a model of the language, and misses too. Nor is what
+is hidden in base64, in letters that only look like ASCII, or behind invisible ones. Every finder works offline.
+A new finder is a function and a line of ``FINDERS``.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlhf.data.message_text import counted
+from rlhf.data.strict_json import RefusedJsonError, decode
 from rlhf.errors import ConfigError, DataError, require
 from rlhf.feedback.tasks import SourceItems
 from rlhf.store.items import Item
@@ -37,7 +40,8 @@ MAX_PLACES = 10
 NOT_TRIED = frozenset({"Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"})
 """Detectors of secrets that take hashes and ids for secrets, or are a finder of ours."""
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}(?![\w-])")
-CARD = re.compile(r"(?<![\d-])\d(?:[ -]?\d){12,18}(?![\d-])")
+CARD = re.compile(r"(?<![\d-])[2-6](?:[ -]?\d){12,18}(?![\d-])")
+"""The first digits of payment cards; times in milliseconds begin with 1."""
 IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")
 SSN = re.compile(r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])")
 IP = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:]|\.\d)")
@@ -179,14 +183,39 @@ class PersonalData:
         return text, tuple(kinds)
 
     def value(self, value: Any, where: str) -> Any:
-        """The same for all texts inside a value, keys of objects apart."""
+        """The same for all texts inside a value, names of fields and whole numbers; a number that is masked becomes a text."""
         if isinstance(value, str):
-            return self.text(value, where)
+            masked = self.text(value, where)
+            return masked if masked == value else self._still_json(value, masked)
         if isinstance(value, Mapping):
-            return {name: self.value(inner, where) for name, inner in value.items()}
+            named: dict[Any, Any] = {}
+            for name, inner in value.items():
+                masked = self.text(name, where) if isinstance(name, str) else name
+                while masked in named:  # two names that were masked alike
+                    masked += "_"
+                named[masked] = self.value(inner, where)
+            return named
         if isinstance(value, list | tuple):
             return [self.value(inner, where) for inner in value]
+        if isinstance(value, int) and not isinstance(value, bool):
+            masked = self.text(str(value), where)
+            return value if masked == str(value) else masked
         return value
+
+    def _still_json(self, text: str, masked: str) -> str:
+        """A masked text that is JSON if the text was, such as the arguments of a tool call with a number in them."""
+        if text.lstrip()[:1] not in ("{", "["):
+            return masked
+        try:
+            whole = decode(text)
+        except (json.JSONDecodeError, RefusedJsonError):
+            return masked
+        try:
+            decode(masked)
+        except (json.JSONDecodeError, RefusedJsonError):
+            inner = PersonalData(self.action)  # whose findings are those that were noted already
+            return inner.text(json.dumps(inner.value(whole, ""), ensure_ascii=False), "")
+        return masked
 
     def check(self) -> None:
         """Refuse what was found, where it is to be refused.

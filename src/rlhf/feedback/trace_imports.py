@@ -21,6 +21,7 @@ from rlhf.feedback.exchange.conversations import Answer, Opinion, Reading, pairs
 from rlhf.feedback.exchange.formats import FORMATS
 from rlhf.feedback.exchange.lines import lines_of
 from rlhf.feedback.identity import content_id, merged
+from rlhf.feedback.imports import FORGOTTEN
 from rlhf.feedback.judgment_origin import TRACE
 from rlhf.feedback.personal_data import Findings, PersonalData
 from rlhf.feedback.tasks import STDIN, SourceItems
@@ -31,7 +32,7 @@ from rlhf.store.values import MAX_NAME, MAX_TEXT, Response, Task
 
 NO_CONSENT = "the consent field is not true"
 NO_CONSENT_FIELD = "there is no consent field"
-FORGOTTEN = "the user was forgotten (`rlhf feedback forget`), and this is from before"
+ALIKE = "both answers say the same once secrets and personal data are masked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,11 @@ def read_traces(
     made: list[tuple[str, Item]] = []
     for one in [*opinions, *pairs]:
         with reading.one(one.where, f"a record of {name!r}"):
-            made.append((one.where, _item(_guarded(one, guard), name, pseudonym, batch)))
+            clean = _guarded(one, guard)
+            if len(clean.answers) == 2 and clean.answers[0].messages == clean.answers[1].messages:
+                reading.no_row(one.where, ALIKE)
+                continue
+            made.append((one.where, _item(clean, name, pseudonym, batch)))
     guard.check()
     trace_items = TraceItems(merged(made), reading.bad_rows, reading.no_rows, guard.findings, len(pairs))
     trace_items.num_cut_comments = sum(len(one.comment) > MAX_TEXT for one in opinions)

@@ -173,10 +173,15 @@ class PrefixDecoder(PackedDecoder):
 
     def begin(self, ids: Sequence[int]) -> PromptReading:
         """Find what is known of a prompt, and keep room for it."""
-        prefix = self.prefixes.longest(ids)
+        nothing = KeptPrefix(-1, 0)
         if self._kept_like is None:
-            return PromptReading(ids, KeptPrefix(-1, 0), None)
-        return PromptReading(ids, prefix, self.prefixes.begin(ids, prefix, self._modules, self._kept_like))
+            return PromptReading(ids, nothing, None)
+        prefix = self.prefixes.longest(ids)
+        name = self.prefixes.begin(ids, prefix, self._modules, self._kept_like)
+        if name is None:
+            return PromptReading(ids, nothing, None)
+        # under its own name, which shares the blocks: the other prompt may be dropped before this one is read
+        return PromptReading(ids, KeptPrefix(name, prefix.length) if prefix.length else nothing, name)
 
     def read_ahead(self, reading: PromptReading, num_tokens: int) -> None:
         """Read some of a prompt's next tokens, never its last one; for a prompt that ``can_wait``."""

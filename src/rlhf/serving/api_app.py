@@ -108,8 +108,7 @@ def create_app(
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.to_thread(engine.drain, config.drain_seconds)
-            await asyncio.to_thread(engine.close)
+            await asyncio.to_thread(engine.stop, config.drain_seconds)
 
     app = FastAPI(
         title="rlhf", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan

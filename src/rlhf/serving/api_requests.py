@@ -17,6 +17,8 @@ from rlhf.errors import did_you_mean
 from rlhf.serving.api_errors import APIError
 
 MOST_STOPS = 16
+LEAST_TEMPERATURE = 1e-3
+"""Below it the likeliest token is taken: logits that are divided by less overflow."""
 MOST_TOP_LOGPROBS = 20
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "audio": (), "modalities": (["text"],), "prediction": (),
@@ -57,7 +59,7 @@ class GenerationBody(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: int | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     response_format: ResponseFormat | None = None
@@ -80,7 +82,11 @@ class GenerationBody(BaseModel):
         wanted = self.most_tokens
         return SamplingConfig(
             max_new_tokens=min(wanted, most) if wanted is not None else most,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=1.0
+            if self.temperature is None
+            else self.temperature
+            if self.temperature > LEAST_TEMPERATURE
+            else 0,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=None if self.top_k is None or self.top_k < 1 else self.top_k,
             min_p=0.0 if self.min_p is None else self.min_p,

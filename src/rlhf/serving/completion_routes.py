@@ -65,7 +65,8 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
     """Continue a conversation."""
     body, generation = body_of(ChatBody, sent), generation_of(request)
     name, model = generation.model(body, body.user or client)
-    ids = prompt_ids(model, body.messages, kwargs=body.chat_template_kwargs)
+    # in a thread: megabytes of text would stop all streams meanwhile
+    ids = await asyncio.to_thread(prompt_ids, model, body.messages, kwargs=body.chat_template_kwargs)
     asked = generation.submit(body, name, model, ids, client=client, num_top=body.num_top, prefix="chatcmpl-")
     answer = _kept_answer(request, body, [asked], [body.messages], client)
     return await _answer(request, body, [asked], _Chat(asked), answer)
@@ -78,7 +79,12 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
     name, model = generation.model(body, body.user or client)
     if not body.prompts:
         raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
-    ids = [prompt_ids(model, prompt) for prompt in body.prompts]
+    if len(body.prompts) > generation.engine.max_waiting:
+        message = f"prompt holds {len(body.prompts)} prompts; this server takes {generation.engine.max_waiting} requests at once."
+        raise APIError(400, message, code="invalid_value", param="prompt")
+    if not all(body.prompts):
+        raise APIError(400, "prompt holds an empty prompt.", code="invalid_value", param="prompt")
+    ids = await asyncio.to_thread(lambda: [prompt_ids(model, prompt) for prompt in body.prompts])
     asked: list[Asked] = []
     try:
         for number, each in enumerate(ids):

@@ -153,6 +153,14 @@ class ServingEngine:
             self._draining = True
             return self._changed.wait_for(lambda: not self._tickets, timeout=max(0.0, limit - time.monotonic()))
 
+    def stop(self, seconds: float) -> bool:
+        """``drain``, then ``close``."""
+        is_done = self.drain(seconds)
+        if not is_done:
+            log.warning("stopped after %g seconds, before all requests were answered", seconds)
+        self.close()
+        return is_done
+
     def close(self) -> None:
         """End at once; requests that are not over fail."""
         with self._changed:
@@ -170,9 +178,11 @@ class ServingEngine:
                     self._changed.wait(IDLE_SECONDS)
                 if self._closed:
                     left = list(self._tickets.values())
+                    self._tickets.clear()
+                    self._waiting.clear()
+                    self._changed.notify_all()
                     break
-                events = self._end_early()
-                self._choose()
+                events = self._end_early() + self._choose()
             if events:
                 self._deliver(events)
             for model in list(self._active):
@@ -205,25 +215,33 @@ class ServingEngine:
             self._over(ticket, ticket.failure.value)
         return events
 
-    def _choose(self) -> None:
+    def _choose(self) -> list[tuple[str, Event]]:
         """Requests whose turn it is and for which there is room begin to be read."""
+        events: list[tuple[str, Event]] = []
         while self._waiting:
             client, queue = next(iter(self._waiting.items()))
             ticket = queue[0]
             if not self._has_room(ticket):
-                return
+                break
             queue.popleft()
             del self._waiting[client]
             if queue:
                 self._waiting[client] = queue  # behind all others
             ticket.joined = time.monotonic()
             self._metrics.queue_seconds.observe(ticket.joined - ticket.arrived)
-            with ticket.model.running():
-                joining = ticket.model.batch.begin(ticket.request)
+            try:
+                with ticket.model.running():
+                    joining = ticket.model.batch.begin(ticket.request)
+            except Exception as err:  # such as no memory for its keys and values: the thread must go on
+                log.exception("a request of %s could not be begun", ticket.model.source)
+                events.append((ticket.request.id, Failed(Failure.CRASHED, str(err) or type(err).__name__)))
+                self._over(ticket, Failure.CRASHED.value)
+                continue
             self._metrics.prefix_queries.inc(len(ticket.request.prompt))
             self._metrics.prefix_hits.inc(joining.cached_tokens)
             self._joining.setdefault(ticket.model, []).append(joining)
             self._active[ticket.model] = None
+        return events
 
     def _has_room(self, ticket: _Ticket) -> bool:
         joining = [one.request for several in self._joining.values() for one in several]
@@ -254,6 +272,8 @@ class ServingEngine:
         for one in [one for one in joining if one.is_over]:
             joining.remove(one)
             model.batch.forget(one)
+        if joining and not model.batch.can_join:
+            return  # their turn comes when all rows have ended
         left = self._chunk_tokens if model.batch.num_rows else model.max_prefill_tokens
         ready: list[Joining] = []
         while joining and (left > 0 or not ready):

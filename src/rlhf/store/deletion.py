@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from unicodedata import normalize
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
@@ -36,6 +37,8 @@ from rlhf.store.values import Task
 
 PENDING = "forget pending"
 """The setting that is there while deleted bytes may still be in the database's files."""
+DELETIONS = "deletions"
+"""The setting that counts them: whoever writes a file of what the store held asks whether something was deleted meanwhile."""
 MAX_NUMBERS = 5_000
 """In one query: databases bound how many values one may have."""
 TRACE_USER, TEXT_OF = "user", "text_of"
@@ -76,6 +79,27 @@ def forgotten_people(engine: Engine) -> dict[str, datetime]:
     """Names of those who were forgotten, and when."""
     with reading(engine) as session:
         return {row.name: row.forgotten_at for row in session.scalars(sa.select(ForgottenRow))}
+
+
+def remember_forgotten(engine: Engine, names: Collection[str]) -> None:
+    """From now on nothing that is older is imported under these names."""
+
+    def remember(session: Session) -> None:
+        for name in sorted(names):
+            session.merge(ForgottenRow(name=name, forgotten_at=datetime.now(UTC)))
+
+    write(engine, remember)
+
+
+def num_deletions(engine: Engine) -> int:
+    """How often something was deleted from a store."""
+    with reading(engine) as session:
+        return _num_deletions(session)
+
+
+def _num_deletions(session: Session) -> int:
+    row = session.get(SettingRow, DELETIONS)
+    return int(row.value) if row is not None else 0
 
 
 def held_of(
@@ -182,10 +206,11 @@ def _events_of(
     if program is not None:
         query = query.where(EventRow.program == program)
     events = list(session.scalars(query))
+    wanted = {normalize("NFC", user) for user in users}
     mine = {
         event.number
         for event in events
-        if str(event.content.get("user") or "") in users
+        if normalize("NFC", str(event.content.get("user") or "")) in wanted
         or any((event.program, name) in served for name in _completions(event))
     }
     about = {(event.program, name) for event in events if event.number in mine for name in _completions(event)}
@@ -214,6 +239,7 @@ def delete_held(engine: Engine, held: OfSomebody, *, remember: Iterable[str] = (
 
     def delete(session: Session) -> None:
         session.merge(SettingRow(name=PENDING, value=True))
+        session.merge(SettingRow(name=DELETIONS, value=_num_deletions(session) + 1))
         # all judgments of an assignment at once: each row refers to the one that it replaces
         for numbers in _chunks(held.assignments):
             session.execute(sa.delete(JudgmentRow).where(JudgmentRow.assignment.in_(numbers)))

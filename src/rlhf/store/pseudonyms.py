@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 
 if TYPE_CHECKING:
     from rlhf.store.store import PreferenceStore
@@ -22,10 +23,14 @@ Pseudonym = Callable[[str, str], str]
 
 
 def pseudonyms(key: bytes) -> Pseudonym:
-    """Names of users by a keyed hash, 16 hexadecimal digits of HMAC-SHA-256 (RFC 2104)."""
+    """Names of users by a keyed hash, 16 hexadecimal digits of HMAC-SHA-256 (RFC 2104).
+
+    A user has one name however their letters are composed: who types an accent to forget somebody may type it in another way.
+    """
 
     def name(tool: str, user: str) -> str:
-        return USER + hmac.new(key, "\x00".join((tool, user)).encode(), "sha256").hexdigest()[:16]
+        words = "\x00".join((tool, normalize("NFC", user)))
+        return USER + hmac.new(key, words.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:16]
 
     return name
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -45,7 +46,12 @@ _TIMEOUT_ANSWER = (
 
 
 def serve(
-    app: ASGIApp, listener: socket.socket, *, behind_proxy: bool, shutdown_seconds: float = SHUTDOWN_SECONDS
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    behind_proxy: bool,
+    shutdown_seconds: float = SHUTDOWN_SECONDS,
+    at_shutdown: Callable[[], object] | None = None,
 ) -> None:
     """Answer requests until a signal ends it, which is passed on.
 
@@ -55,15 +61,18 @@ def serve(
         behind_proxy: Whether a proxy is in front of us: it is believed what it says of its clients, and all of their
             connections come from one address.
         shutdown_seconds: How long answers that are being made at the end may take.
+        at_shutdown: Called in a thread when the end begins; what it makes requests say still reaches their clients.
     """
     in_all = num_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     places = Places(in_all=in_all, per_client=in_all if behind_proxy else in_all // 2)
-    server_of(app, places, behind_proxy=behind_proxy, shutdown_seconds=shutdown_seconds).run(sockets=[listener])
+    server = server_of(app, places, behind_proxy=behind_proxy, shutdown_seconds=shutdown_seconds)
+    server.at_shutdown = at_shutdown
+    server.run(sockets=[listener])
 
 
 def server_of(
     app: ASGIApp, places: Places, *, behind_proxy: bool = False, shutdown_seconds: float = SHUTDOWN_SECONDS
-) -> uvicorn.Server:
+) -> _Server:
     """What ``serve`` runs."""
 
     class Protocol(PunctualProtocol):
@@ -96,6 +105,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, places: Places) -> None:
         super().__init__(config)
         self._places = places
+        self.at_shutdown: Callable[[], object] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -106,7 +116,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._places.are_closed = True
+        ending = None if self.at_shutdown is None else asyncio.create_task(asyncio.to_thread(self.at_shutdown))
         await super().shutdown(sockets)
+        if ending is not None:
+            await ending
 
 
 class Places:

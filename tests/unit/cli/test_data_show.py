@@ -104,3 +104,19 @@ def test_control_characters_are_seen_and_lines_end_with_line_breaks():
     assert text.plain == "ab\\n\ncd\\n\\n\n<eos>"
     assert "green" in str(text.spans[3].style)
     assert "green" not in str(text.spans[2].style)
+
+
+def test_no_control_of_a_file_reaches_a_terminal(tmp_path, monkeypatch):
+    path = tmp_path / "\x1b[32mrows.jsonl"
+    row = {"prompt": "a\x1b]0;title\x07b\u202e", "completion": "c\x1b[2Jd\u0301\x9b31m", "\x1b[31mname\x07": "e"}
+    path.write_text(json.dumps(row) + "\n")
+    for name in ("FORCE_COLOR", "TTY_INTERACTIVE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    result = run("show", path, "model=embedded")
+    assert "\x1b[" in result.stdout, "it is in colors"
+    assert not any(
+        bad in result.stdout for bad in ("\x1b]", "\x1b[31mname", "\x1b[32mrows", "\x1b[2J", "\x07", "\x9b", "\u202e")
+    )
+    assert "name" in result.stdout

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from rlhf.cli import app
 from rlhf.cli.evaluate import _default_metrics, _show
 from rlhf.errors import ConfigError
 from rlhf.files import write_json
@@ -73,3 +77,20 @@ def test_what_is_wrong_is_named_as_on_the_command_line(call, tmp_path, monkeypat
     for settings, expected in (([], "prompts="), (["prompts=p.jsonl", "limt=3"], "limt: unknown key")):
         code, _, err = call("evaluate", "embedded", *settings)
         assert (code, expected in err, "stages" in err) == (ConfigError.exit_code, True, False), err
+
+
+def test_a_log_for_inspect_is_copied_where_its_viewer_looks(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Where is Rome?"}) + "\n")
+    words = ["evaluate", "embedded", f"prompts={prompts}", "metrics=[length]", "sampling.max_new_tokens=2"]
+    output = tmp_path / "runs" / "one"
+    result = CliRunner().invoke(
+        app, [*words, "-o", str(output), "--inspect-log", str(tmp_path / "logs"), "--device", "cpu"]
+    )
+    assert result.exit_code == 0, result.output
+    (copied,) = (tmp_path / "logs").glob("*.json")
+    log = json.loads(copied.read_text())
+    assert log["eval"]["task"] == "one/evaluate"
+    assert [sample["input"] for sample in log["samples"]] == ["Where is Rome?"]
+    both = CliRunner().invoke(app, [*words, "-o", str(output), "--inspect-log", "x.json", "inspect_log=false"])
+    assert isinstance(both.exception, ConfigError)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from rlhf.errors import ConfigError, DataError
 from rlhf.feedback.personal_data import FINDERS, PersonalData
-from rlhf.feedback.trace_imports import TraceRules, read_traces
+from rlhf.feedback.trace_imports import ALIKE, TraceRules, read_traces
 from rlhf.store.pseudonyms import pseudonyms
+
+FILES = Path(__file__).parents[2] / "fixtures" / "traces"
 
 VALUES = {
     "secret": ["AKIAIOSFODNN7EXAMPLQ", "ghp_" + "wWPw5k4aXcaT4fNP0UcnZwJUVFk6LO0pINUx", "sk_live_" + "ReTllpYQYfIZu2Jnf2lAPFjD",
@@ -92,3 +95,39 @@ def test_masking_reaches_prompts_completions_and_comments(tmp_path):
     )
     assert "ann@example.org" in kept.items[0].task.prompt[0]["content"]
     assert kept.findings.counts.total() == 3
+
+
+def test_numbers_and_names_of_fields_are_looked_at_too():
+    guard = PersonalData("mask")
+    assert guard.value({"card": 4111111111111111, "at": 1764000000123, "ok": True}, "f:1") == {
+        "card": "[card]", "at": 1764000000123, "ok": True,
+    }  # fmt: skip
+    assert guard.value({"a@b.org": 1, "c@d.org": 2}, "f:1") == {"[email]": 1, "[email]_": 2}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"card": 4111111111111111, "n": [1, {"mail": "a@b.org"}]}',
+        "[4111111111111111]",
+        '{"a@b.org": 4111111111111111}',
+    ],
+)
+def test_arguments_of_a_tool_call_stay_json(arguments):
+    masked = PersonalData("mask").value({"arguments": arguments}, "f:1")["arguments"]
+    assert "4111" not in masked
+    assert "a@b" not in masked
+    assert "[card]" in str(json.loads(masked))
+
+
+def test_answers_that_are_alike_once_masked_are_no_pair(tmp_path):
+    chat = json.loads((FILES / "open-webui.json").read_text())
+    texts = json.dumps(chat).replace('"Grass."', '"Write to a@b.org"').replace('"Meat."', '"Write to c@d.org"')
+    path = tmp_path / "chat.json"
+    path.write_text(texts)
+    how = {"pseudonym": pseudonyms(b"k")}
+    kept = read_traces("open-webui", path, rules=TraceRules(personal_data="keep"), **how)
+    masked = read_traces("open-webui", path, rules=TraceRules(personal_data="mask"), **how)
+    alike = [row for row in masked.no_rows if row.reason == ALIKE]
+    assert alike
+    assert len(masked.no_rows) == len(kept.no_rows) + len(alike)

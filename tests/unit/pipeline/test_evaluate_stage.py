@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from rlhf.config.stages import EvaluateStage
 from rlhf.errors import ConfigError
@@ -110,3 +111,54 @@ def test_metrics_of_texts_need_no_prompts_and_are_grouped_by_the_texts(folder, t
 def test_whatever_asks_the_model_needs_prompts(settings, key):
     with pytest.raises(ConfigError, match=key):
         EvaluateStage.of({"kind": "evaluate", "policy": "p", **settings})
+
+
+def logged(tmp_path):
+    return json.loads((tmp_path / "compare" / "inspect_log.json").read_text())
+
+
+def test_other_viewers_get_the_numbers_of_the_document_and_every_completion(folder, tmp_path):
+    judge = {"kind": "learned", "source": str(folder / "judge" / "model")}
+    hub = {"dataset": "openai/gsm8k", "metric": "judge_score"}
+    _, document = run(folder, tmp_path, judge=judge, hub_results=hub, inspect_log=True)
+    log = logged(tmp_path)
+    assert (log["version"], log["status"]) == (2, "success")
+    assert log["eval"]["dataset"]["name"].endswith("prompts.jsonl")
+    assert [sample["input"] for sample in log["samples"]] == [f"What is {n}?" for n in range(4)]
+    gold = document["changes"]["gold"]["after"]
+    score = next(one for one in log["results"]["scores"] if one["name"] == "judge_score")
+    assert score["metrics"]["value"]["value"] == gold["value"]
+    assert score["metrics"]["low"]["value"] == gold["low"]
+    assert score["scored_samples"] == 4
+    values = [sample["scores"]["judge_score"]["value"] for sample in log["samples"]]
+    assert sum(values) / 4 == pytest.approx(gold["value"])
+    entry = yaml.safe_load((tmp_path / "compare" / "hub" / "eval_results.yaml").read_text())[0]
+    assert entry["dataset"]["id"] == "openai/gsm8k"
+    assert entry["value"] == gold["value"]
+    assert f"{gold['low']:.4g}" in entry["notes"]
+
+
+def test_a_number_for_the_hub_that_was_not_measured_is_an_alarm_and_no_file(folder, tmp_path):
+    run(folder, tmp_path, hub_results={"dataset": "a/b", "metric": "pass_at_k"}, inspect_log=False)
+    assert not (tmp_path / "compare" / "hub").exists()
+    assert not (tmp_path / "compare" / "inspect_log.json").exists()
+
+
+def test_one_prompt_has_no_interval_in_any_viewer(folder, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"prompt": "\u00dcber \U0001f404?"}) + "\n")
+    judge = {"kind": "learned", "source": str(folder / "judge" / "model")}
+    _, document = run(
+        folder,
+        tmp_path,
+        judge=judge,
+        prompts=str(path),
+        inspect_log=True,
+        hub_results={"dataset": "a/b", "metric": "gold"},
+    )
+    estimate = document["changes"]["gold"]["after"]
+    assert (estimate["low"], estimate["high"]) == (None, None)
+    score = next(one for one in logged(tmp_path)["results"]["scores"] if one["name"] == "gold")
+    assert set(score["metrics"]) == {"value"}
+    assert "interval" not in (tmp_path / "compare" / "hub" / "eval_results.yaml").read_text()
+    assert logged(tmp_path)["samples"][0]["input"] == "\u00dcber \U0001f404?"

@@ -171,6 +171,22 @@ def test_what_is_not_done_is_refused_by_name(site, keys, status, code, param):
     assert error["message"].endswith((".", "?"))
 
 
+@pytest.mark.parametrize("prompt", [[], [""], [[]], ["a", ""], ["a"] * 101])
+def test_prompts_that_can_not_be_taken_are_refused_by_their_key(site, prompt):
+    answer = ask(site, "/v1/completions", prompt=prompt)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    "keys", [{"temperature": 1e-300}, {"seed": -(10**30)}, {"top_p": 1e-12, "repetition_penalty": 100}]
+)
+def test_settings_at_the_ends_of_what_is_allowed_give_answers(site, keys):
+    answer = ask(site, **keys)
+    assert answer.status_code == 200, answer.text
+    again = ask(site, **keys)
+    assert again.json()["choices"] == answer.json()["choices"]
+
+
 def test_keys_that_ask_for_nothing_are_taken(site):
     nothing = {
         "frequency_penalty": 0,

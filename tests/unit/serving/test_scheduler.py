@@ -167,6 +167,17 @@ def test_what_can_not_end_in_time_fails_when_the_engine_closes(model, answers, s
     assert [failed.failure for failed in answers.failures("long")] == [Failure.CANCELED]
 
 
+def test_who_is_not_answered_when_time_is_up_is_told_so(model, answers, start):
+    engine = start(max_batch_size=1)
+    for name in ("sampled", "queued"):
+        engine.submit(model, ask(name, [5, 6, 7], max_new_tokens=110))
+    assert not engine.stop(0)
+    for name in ("sampled", "queued"):
+        assert [one.failure for one in answers.failures(name)] == [Failure.CANCELED]
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+    assert engine.stop(60), "nobody is left to wait for"
+
+
 def test_numbers_that_are_not_finite_end_a_request_and_leave_the_others(tokenizer, answers, start):
     sound, broken = build_model(tokenizer), build_model(tokenizer, seed=1)
     weight = broken._fused.layers[0].down if broken._fused is not None else None

@@ -242,3 +242,11 @@ def test_connections_leave_descriptors_for_the_store():
     assert num_connections(1024) == 1024 - KEPT_FOR_OTHERS > 500
     assert num_connections(256) == 64
     assert num_connections(-1) == num_connections(10**9) == connections.MOST_CONNECTIONS
+
+
+def test_what_is_done_when_the_end_begins_reaches_those_who_wait():
+    with serving() as served, served.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n") as asking:
+        served.until(lambda: served.app.asked.is_set())
+        served.server.at_shutdown = served.app.let.set  # else the answer would be waited for to the end of its time
+        served.server.should_exit = True
+        assert answer(asking).endswith(b"got 0")

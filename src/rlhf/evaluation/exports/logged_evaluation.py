@@ -55,7 +55,8 @@ class LoggedMetric:
     @property
     def measured(self) -> bool:
         """Whether there is a number."""
-        return self.estimate.get("value") is not None
+        value = self.estimate.get("value")
+        return value is not None and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
