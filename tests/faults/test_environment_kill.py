@@ -55,7 +55,10 @@ def test_a_conversation_with_tools_learns_and_ends_with_the_same_bits_after_kill
     file.write_text(yaml.safe_dump(recipe_of(tmp_path / "killed", grpo=grpo), sort_keys=False))
     for killed_after in (2, None):
         run = subprocess.Popen(
-            [sys.executable, "-m", "rlhf", "run", str(file), "--quiet"], cwd=ROOT, env=os.environ, start_new_session=True
+            [sys.executable, "-m", "rlhf", "run", str(file), "--quiet"],
+            cwd=ROOT,
+            env=os.environ,
+            start_new_session=True,
         )
         while killed_after is not None and num_checkpoints(tmp_path / "killed") < killed_after and run.poll() is None:
             time.sleep(0.002)

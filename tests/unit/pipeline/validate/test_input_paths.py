@@ -14,6 +14,10 @@ def test_a_module_three_folders_deep_needs_no_package_files(tmp_path, monkeypatc
     (folder / "shop.py").write_text("class Shop:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     find_in_source("myfolder_of_tools.envs.shop:Shop")
-    for wrong in ("myfolder_of_tools.envs.store:Shop", "myfolder_of_tools.nowhere.shop:Shop", "myfolder_of_tools.envs.shop:Market"):
+    for wrong in (
+        "myfolder_of_tools.envs.store:Shop",
+        "myfolder_of_tools.nowhere.shop:Shop",
+        "myfolder_of_tools.envs.shop:Market",
+    ):
         with pytest.raises(ConfigError, match=r"store|nowhere|Market"):
             find_in_source(wrong)

@@ -105,7 +105,9 @@ def test_a_damaged_line_before_the_last_is_an_error_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "edit", [{"first": "A"}, {"first": math.nan}, {"first": True}, {"values": ["9"]}, {"cost": "free"}, {"said": 3}], ids=str
+    "edit",
+    [{"first": "A"}, {"first": math.nan}, {"first": True}, {"values": ["9"]}, {"cost": "free"}, {"said": 3}],
+    ids=str,
 )
 def test_a_line_edited_by_hand_is_an_error_and_no_verdict(tmp_path, edit):
     path = tmp_path / "v.jsonl"
