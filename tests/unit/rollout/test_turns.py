@@ -98,7 +98,7 @@ def test_in_plain_text_results_follow_as_they_are():
     assert turns.opening(plain, "") == []
 
 
-@pytest.mark.parametrize("half", ["\ud83d", "\ude00"])
+@pytest.mark.parametrize("half", [chr(0xD83D), chr(0xDE00)], ids=["first", "second"])
 def test_half_a_character_that_a_tool_gives_back_is_the_mark_of_what_is_none(half):
     _, turns = turns_of("qwen")
     given, wanted = (ToolResult("add", "call00100", f"a {text} b") for text in (half, "\ufffd"))
