@@ -23,7 +23,7 @@ from rlhf.errors import ConfigError
 
 
 class Names(StrEnum):
-    """What the text of a setting stands for, in addition to itself. The content of what it names decides the result too."""
+    """What the text of a setting stands for, in addition to itself. The content of what it names decides the result too, but for evidence."""
 
     INPUT = "input"
     """A file, a folder, a hub name, or ``stage:NAME``."""
@@ -31,6 +31,8 @@ class Names(StrEnum):
     """A file where there is one of that name, else just text."""
     FUNCTION = "function"
     """``package.module:function`` or ``path/to/file.py:function``."""
+    EVIDENCE = "evidence"
+    """A file that says how far something can be relied on, such as a judge's certificate: what a stage results in is the same without."""
 
 
 ROWS_NAME = r"^(?!stage:)(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^:\n]+\.py):[A-Za-z_]\w*\Z"
@@ -51,6 +53,7 @@ FilePath = Annotated[str, AfterValidator(_possible_path)]
 InputPath = Annotated[FilePath, Names.INPUT]
 TextOrFile = Annotated[str, Names.TEXT_OR_FILE]
 FunctionName = Annotated[FilePath, Names.FUNCTION]
+EvidencePath = Annotated[FilePath, Names.EVIDENCE]
 
 
 class BaseConfig(BaseModel):

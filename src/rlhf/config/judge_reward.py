@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -20,6 +21,8 @@ RELATIVE = ("pairwise", "group_ranks")
 OF_LANGUAGE_MODELS = ("endpoint", "local")
 """Types of judges that are asked by a prompt."""
 LOWEST, HIGHEST = 1.0, 10.0
+FARTHEST = 999_999_999.0
+"""Grade that an answer can hold, see ``rlhf.rewards.pairwise.rubric_templates.NUMBER``."""
 FREE_OF_JUDGES: Mapping[str, bool] = dict.fromkeys(
     (
         "cache",
@@ -45,7 +48,7 @@ class CriterionConfig(BaseConfig):
 
     name: str = Field(pattern=r"^\w+$")
     """What prompts and metrics call it: `reward/judge/NAME`."""
-    text: str = Field(min_length=1)
+    text: str = Field(pattern=r"\S")
     """What is asked, in words; `{column}` is that column of the prompt's row."""
     weight: FiniteFloat = Field(1.0, gt=0)
     """Its share in the weighted mean, relative to the others'."""
@@ -56,6 +59,8 @@ class CriterionConfig(BaseConfig):
     def _rises(self) -> Self:
         if self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale goes from the lowest grade to the highest; got {list(self.scale)}")
+        if max(map(abs, self.scale)) > FARTHEST:
+            raise ValueError(f"grades have at most 9 digits before the point; got the scale {list(self.scale)}")
         return self
 
 
@@ -72,6 +77,10 @@ class RubricConfig(BaseConfig):
             raise ValueError(f"each criterion needs a name of its own; got {', '.join(names)}")
         if taken := [name for name in names if name in RESERVED]:
             raise ValueError(f"no criterion can be called {taken[0]}, which is a metric of the reward itself")
+        if not math.isfinite(sum(criterion.weight for criterion in self.criteria)):
+            raise ValueError(
+                "the sum of the weights is too large for a float; only their ratios count, so give smaller ones"
+            )
         return self
 
 
@@ -128,6 +137,8 @@ class JudgeRewardConfig(RewardBase):
     def _is_possible(self) -> Self:
         if self.score_range[0] >= self.score_range[1]:
             raise ValueError(f"score_range goes from the worst to the best; got {list(self.score_range)}")
+        if not math.isfinite(self.score_range[1] - self.score_range[0]):
+            raise ValueError(f"score_range is too wide for a float; got {list(self.score_range)}")
         for name, mode in (("opponents", "pairwise"), ("column", "pairwise")):
             if self.mode != mode and self.differs(name):
                 raise ValueError(f"{name} belongs to mode: {mode}; mode is {self.mode!r}")

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
-from rlhf.config.base import BaseConfig, FunctionName, InputPath, Names, TextOrFile, apply_overrides
+from rlhf.config.base import BaseConfig, EvidencePath, FunctionName, InputPath, Names, TextOrFile, apply_overrides
 from rlhf.config.rewards import FUNCTION, REWARD_KINDS
 from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
@@ -135,7 +135,7 @@ class PromptedJudgeConfig(JudgeBase):
     is told to end with its grade from 1 to 10 as [[5]]."""
     cache: str | None = None
     """File in which verdicts are kept, so that none is asked for twice; by default `verdicts.jsonl` next to the result."""
-    certificate: InputPath | None = None
+    certificate: EvidencePath | None = None
     """What `rlhf judge certify` wrote about this judge; by default `FILE.certificate.json` next to the file of the settings, where there
     is one."""
 
@@ -257,7 +257,7 @@ class JuryJudgeConfig(JudgeBase):
     """Each the settings of a judge, or a text that stands for them."""
     combine: Literal["majority", "mean"] = "majority"
     """`majority`: what more than half of the members say, else a tie; `mean`: the mean of their verdicts."""
-    certificate: InputPath | None = None
+    certificate: EvidencePath | None = None
     """What `rlhf judge certify` wrote about this jury as a whole; by default `FILE.certificate.json` next to the file of the settings, where
     there is one."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlhf.config.base import BaseConfig, Names, named_things
 from rlhf.config.recipe import STAGE, RecipeConfig, stage_references
@@ -31,7 +32,19 @@ def made_from(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> MadeF
     """
     stage = recipe.stages[name]
     settings = stage.model_dump(mode="json", exclude=FREE_TO_CHANGE)
+    for place, _, names in named_things(stage):
+        if names is Names.EVIDENCE:
+            _leave_out(settings, place)
     return MadeFrom(settings, inputs_of(name, recipe, keys), code_of_stage(stage.kind, stage))
+
+
+def _leave_out(settings: Any, place: Sequence[str]) -> None:
+    """Set a key to null, as if nothing had been named there; one that was left out already stays so."""
+    *holders, key = place
+    for holder in holders:
+        settings = settings[int(holder)] if isinstance(settings, list) else settings.get(holder, {})
+    if key in settings:
+        settings[key] = None
 
 
 def inputs_of(name: str, recipe: RecipeConfig, keys: Mapping[str, str]) -> dict[str, str]:
@@ -58,6 +71,8 @@ def local_inputs(stage: BaseConfig) -> list[tuple[str, Path]]:
     """Files and folders on this machine that a stage names, with the place of the key."""
     inputs: list[tuple[str, Path]] = []
     for place, text, names in named_things(stage):
+        if names is Names.EVIDENCE:
+            continue
         path = _local_file(text, names)
         if names is Names.FUNCTION and path is not None:
             helpers = [file for file in files_of_function(text) if file != path.resolve()]

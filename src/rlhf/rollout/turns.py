@@ -17,6 +17,7 @@ Words of the environment are never read as special tokens: a tool's output can't
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -28,6 +29,8 @@ from rlhf.rollout.environments import ToolResult
 
 POLICY, ENVIRONMENT = "rlhf-policy-speaks-here", "rlhf-environment-speaks-here"
 """Placeholders for messages while a template is rendered."""
+HALF_PAIR = re.compile(r"[\ud800-\udfff]")
+r"""What JSON may hold as ``"\ud800"`` and no tokenizer encodes: a tool can give back what the policy wrote."""
 RESULT = 'rlhf-tool"{}-speaks-here'
 """The same for a tool's result, with its number: the quotation mark tells a template that writes results as JSON."""
 
@@ -175,6 +178,7 @@ class Turns:
         return before, after
 
     def _encode(self, text: str, *, plain: bool) -> list[int]:
+        text = HALF_PAIR.sub("\ufffd", text)
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=plain, verbose=False)
         ids: Sequence[int] = encoded["input_ids"]
         return list(ids)

@@ -49,6 +49,13 @@ def stage(kind="grpo", **settings):
         ({"judge": "longer", "rubric": [{"name": "a", "text": "?"}]}, "rubric"),
         ({"judge": {"type": "jury", "members": [JUDGE, "longer"]}, "mode": "group_ranks"}, "function"),
         ({"max_requests": 0}, "max_requests"),
+        ({"rubric": [{"name": "a", "text": "  "}]}, "text"),
+        ({"rubric": [{"name": "a", "text": "?", "scale": [0, 1e12]}]}, "scale"),
+        (
+            {"rubric": [{"name": "a", "text": "?", "weight": 1e308}, {"name": "b", "text": "?", "weight": 1e308}]},
+            "weights",
+        ),
+        ({"score_range": [-1e308, 1e308]}, "score_range"),
     ],
 )
 def test_what_can_t_be_is_refused_by_name(settings, key):

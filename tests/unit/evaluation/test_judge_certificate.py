@@ -155,3 +155,22 @@ def test_intervals_hold_what_was_planted_in_a_few_seeds():
 def test_intervals_hold_what_was_planted():
     held = coverage(replace(GOOD, prompts=80), SEEDS)
     assert all(share >= LEAST for share in held.values()), held
+
+
+class _Right:
+    name, identity, symmetric = "right", {"type": "right"}, False
+
+    def votes(self, pairs, on_vote=None):
+        return [Vote(first=float(pair.first.startswith("good"))) for pair in pairs]
+
+
+@pytest.mark.parametrize(("labels", "more"), [(49, 1), (50, None)])
+def test_fifty_prompts_with_labels_are_enough_and_forty_nine_are_not(labels, more):
+    pairs = [
+        LabeledPair(pair=Pair(prompt=f"p{i}", first=f"good {i}", second=f"bad {i}"), votes={"ann": 1.0})
+        for i in range(labels)
+    ]
+    actual = [
+        (reason.name, reason.more_labels) for reason in refusals(measure_judge(_Right(), pairs), CertificateRule())
+    ]
+    assert actual == ([] if more is None else [("labels", more)])

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from rlhf.config.gates import GateStage
-from rlhf.config.judges import certificate_file
+from rlhf.config.judges import certificate_file, read_judge
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, DataError
 from rlhf.pipeline.judge_certificates import check_certified, uncertified_judges
+from rlhf.pipeline.provenance import made_from
 from rlhf.pipeline.report.run_data import read_run
 from rlhf.pipeline.report.words import headline
 from rlhf.pipeline.run import Pipeline
@@ -116,3 +117,26 @@ def test_what_a_section_asks_its_judge():
     assert [asked_by(each) for each in (Points(), ByRubric(), GateStage.of(gate("rules")))] == [
         "points", "points by a rubric", "pairwise",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["judge", "reward.judge", "jury"])
+def test_certifying_a_judge_later_restarts_no_stage_that_is_finished(tmp_path, certified, key):
+    without = json.loads((tmp_path / "judge.yaml").read_text())
+    with_it = read_judge(certified).model_dump(mode="json")
+    assert with_it["certificate"]
+
+    def made(judge):
+        judged = {
+            "judge": lambda: gate(judge),
+            "jury": lambda: gate({"type": "jury", "members": [judge, "longer"]}),
+            "reward.judge": lambda: {
+                "kind": "grpo", "model": "embedded", "prompts": "prompts.jsonl", "rollouts": 1, "group_size": 2,
+                "reward": {"kind": "judge", "judge": judge},
+            },
+        }  # fmt: skip
+        recipe = RecipeConfig.of({"name": "x", "output_dir": str(tmp_path), "stages": {"one": judged[key]()}})
+        return made_from("one", recipe, {})
+
+    before, after = made(without), made(with_it)
+    assert (before.settings, before.parents) == (after.settings, after.parents)
+    assert made({**without, "model": "another"}).settings != before.settings

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from rlhf.config.environments import OpenEnvConfig
@@ -11,7 +15,7 @@ from rlhf.errors import ConfigError
 from rlhf.rollout.environments import EnvironmentContext
 from rlhf.rollout.episodes import EpisodeEngine
 from rlhf.rollout.openenv_environment import example_of, observation_text, open_openenv
-from rlhf.rollout.openenv_sessions import OpenEnvError, read_answer
+from rlhf.rollout.openenv_sessions import OpenEnvError, ServerLimits, ask, read_answer
 from tests.fixtures import tiny
 from tests.fixtures.openenv_server import CalculatorServer, serving
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -184,3 +188,27 @@ def test_values_are_made_up_by_schema():
     assert example_of({"type": "array", "minItems": 2, "items": {"type": "boolean"}}) == [False, False]
     assert example_of({"type": "object", "required": ["n"], "properties": {"n": {"type": "number"}}}) == {"n": 1}
     assert example_of({"$ref": "#/x"}) is None
+
+
+class _Flood(BaseHTTPRequestHandler):
+    """Answers without end: as much as is read of it."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                self.wfile.write(b" " * 100_000)
+
+    def log_message(self, *words):
+        pass
+
+
+def test_an_answer_over_http_without_end_is_cut_at_the_limit():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Flood) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(OpenEnvError, match="max_response_bytes = 5000"):
+                ask(f"http://127.0.0.1:{server.server_port}", "/schema", ServerLimits(20.0, 5000))
+        finally:
+            server.shutdown()

@@ -96,3 +96,11 @@ def test_in_plain_text_results_follow_as_they_are():
     plain = Prompt("p", [1], "1+1? ")
     assert turns.tokenizer.decode(turns.tool_ids(plain, [ToolResult("calc", "call00100", "2 ")], ended=False)) == "2 "
     assert turns.opening(plain, "") == []
+
+
+@pytest.mark.parametrize("half", [chr(0xD83D), chr(0xDE00)], ids=["first", "second"])
+def test_half_a_character_that_a_tool_gives_back_is_the_mark_of_what_is_none(half):
+    _, turns = turns_of("qwen")
+    given, wanted = (ToolResult("add", "call00100", f"a {text} b") for text in (half, "\ufffd"))
+    assert turns.tool_ids(asked(), [given], ended=True) == turns.tool_ids(asked(), [wanted], ended=True)
+    assert turns.ids(Prompt("p", [1], "x"), half, last=3) == turns.ids(Prompt("p", [1], "x"), "\ufffd", last=3)

@@ -307,11 +307,10 @@ def _module_file(module: str) -> Path | None:
         spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
         spec = None
-    name = first
     for part in rest:
         locations = spec.submodule_search_locations if spec is not None else None
-        name = f"{name}.{part}"
-        spec = importlib.machinery.PathFinder.find_spec(name, locations) if locations is not None else None
+        # by the last part of its name: below a folder without __init__.py the whole name wants its package imported
+        spec = importlib.machinery.PathFinder.find_spec(part, list(locations)) if locations is not None else None
     if spec is None:
         raise ConfigError(f"There is no module {module!r}; is its package installed, or its folder on PYTHONPATH?")
     return Path(spec.origin) if spec.origin is not None and spec.has_location else None

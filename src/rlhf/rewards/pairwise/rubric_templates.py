@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlhf.config.judge_reward import CriterionConfig, RubricConfig
-from rlhf.rewards.pairwise.templates import TEMPLATES, JudgeTemplate, last_lines, last_mark
+from rlhf.rewards.pairwise.templates import TEMPLATES, JudgeTemplate, last_lines, last_mark, without_marks
 from rlhf.rewards.pairwise.votes import Vote
 
 NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,6})?"
+ANSWER = r"answer_\w+"
+"""Marks around answers, whatever their number."""
 PLACE = re.compile(r"[1-9][0-9]{0,2}")
 
 _CRITERIA = """\
@@ -111,7 +113,9 @@ def _weighted(rubric: RubricConfig) -> str:
 
 def answers_shown(texts: Sequence[str]) -> str:
     """Several answers, numbered from 1, as ``ranks_template`` shows them in the place of one."""
-    return "\n\n".join(f"<answer_{place}>\n{text}\n</answer_{place}>" for place, text in enumerate(texts, 1))
+    return "\n\n".join(
+        f"<answer_{place}>\n{without_marks(text, [ANSWER])}\n</answer_{place}>" for place, text in enumerate(texts, 1)
+    )
 
 
 def read_criteria(said: str, criteria: Sequence[CriterionConfig], *, cut: bool = False, cost: float = 0.0) -> Vote:

@@ -33,7 +33,7 @@ class Spending:
         if not isinstance(usage, Mapping):
             return most
         sent, answered = number(usage.get("prompt_tokens")), number(usage.get("completion_tokens"))
-        if sent is None or answered is None:
+        if sent is None or answered is None or min(sent, answered) < 0:
             return most
         return (sent * self.input_price + answered * self.output_price) / MILLION
 

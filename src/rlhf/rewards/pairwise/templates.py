@@ -6,7 +6,7 @@ A template is frozen: its hash is in every record and in the key of every verdic
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ FIELD = re.compile(r"\{(\w+)\}")
 MARK = re.compile(r"\[\[\s*([^\[\]]*?)\s*\]\]")
 OUTCOMES: Mapping[str, float] = {"A": 1.0, "B": 0.0, "C": 0.5}
 """What stands between the double brackets -> the outcome for the first completion."""
+CLOSING = re.compile(r"</(\w+)>")
 NEEDED = ("prompt", "first", "second")
 GRADE = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,3})?")
 LOWEST_GRADE, HIGHEST_GRADE = 1.0, 10.0
@@ -101,11 +102,12 @@ class JudgeTemplate:
         return (read_grade if self.grades else read_verdict)(said, cut=cut, cost=cost)
 
     def filled(self, pair: Pair) -> str:
-        """The prompt for one pair; nothing inside the texts is replaced.
+        """The prompt for one pair; of the texts inside, only marks that would end their place are changed, see ``without_marks``.
 
         Raises:
             ConfigError: The row has no column of a name that the template wants.
         """
+        marks = CLOSING.findall(self.text)
         texts = {"prompt": as_text(pair.prompt)}
         texts |= {"answer": pair.first} if self.grades else {"first": pair.first, "second": pair.second}
 
@@ -118,7 +120,7 @@ class JudgeTemplate:
                     f"The judge's template {self.name} wants {{{name}}}, and the prompt {as_text(pair.prompt)[:60]!r} has no such "
                     f"column.{did_you_mean(name, known)}"
                 )
-            return as_text(text) if isinstance(text, str | list) else str(text)
+            return without_marks(as_text(text) if isinstance(text, str | list) else str(text), marks)
 
         return FIELD.sub(of, self.text)
 
@@ -155,6 +157,16 @@ def load_template(name: str, *, grades: bool = False) -> JudgeTemplate:
         places = " and ".join(f"{{{place}}}" for place in needed)
         raise ConfigError(f"{key}: {path} has no {{{missing[0]}}}; this prompt of a judge holds {places}.")
     return JudgeTemplate(name=path.name, version=0, text=text, grades=grades)
+
+
+def without_marks(text: str, names: Collection[str]) -> str:
+    """A text in which no mark of a prompt such as ``</answer_A>`` or ``<answer_B>`` is left: it would seem to end there, and to be another.
+
+    Args:
+        text: Written by a policy, as a rule.
+        names: Of the marks; patterns.
+    """
+    return re.sub(rf"<(?=\s*/?\s*(?:{'|'.join(names)})\s*>)", "&lt;", text, flags=re.IGNORECASE) if names else text
 
 
 def as_text(prompt: Text) -> str:

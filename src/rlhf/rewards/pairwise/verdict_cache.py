@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,10 +162,7 @@ class CachedJudge:
                 row = json.loads(line)
                 if row["judge"] != self._hash:
                     continue
-                votes[row["key"]] = Vote(
-                    first=row["first"], said=row["said"], reason=row["reason"], cost=float(row["cost"]),
-                    values=tuple(row.get("values", ())),
-                )  # fmt: skip
+                votes[row["key"]] = _vote_of(row)
             except (ValueError, KeyError, TypeError) as err:
                 raise DataError(
                     f"{self.path}:{number} is no verdict ({type(err).__name__}: {err}). Take the line out, or move the file away to ask again."
@@ -189,3 +187,25 @@ class CachedJudge:
         with storage_errors(self.path):
             os.write(descriptor, line.encode())
             os.fsync(descriptor)
+
+
+def _vote_of(row: Mapping[str, Any]) -> Vote:
+    """The verdict of a line.
+
+    Raises:
+        KeyError: Something of it is not there.
+        TypeError: Something of it is of another type.
+        ValueError: A number is not finite.
+    """
+    numbers = [row["cost"], *row.get("values", ()), *([] if row["first"] is None else [row["first"]])]
+    for value in numbers:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{value!r} is no number")
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} is not finite")
+    if not isinstance(row["said"], str) or not isinstance(row["reason"], str):
+        raise TypeError("`said` and `reason` are texts")
+    return Vote(
+        first=row["first"], said=row["said"], reason=row["reason"], cost=float(row["cost"]),
+        values=tuple(row.get("values", ())),
+    )  # fmt: skip

@@ -53,9 +53,15 @@ def _keywords(name: str, inside: str) -> dict[str, Any]:
         assert isinstance(tree, ast.Call)
         if tree.args or any(keyword.arg is None for keyword in tree.keywords):
             raise ValueError
+        if len({keyword.arg for keyword in tree.keywords}) < len(
+            tree.keywords
+        ):  # Python's compiler refuses that, its parser does not
+            raise ValueError
         return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in tree.keywords}
-    except (SyntaxError, ValueError, MemoryError, RecursionError, AssertionError):
-        raise MalformedCallError(f"{name} is called with keywords and literals, as in {name}(a=1)=.") from None
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, AssertionError):
+        raise MalformedCallError(
+            f"{name} is called with keywords, each once, and literals, as in {name}(a=1)=."
+        ) from None
 
 
 PLAIN = ToolFormat(about="add(a=1)=", recognizes=lambda template: False, calls=calls_of)

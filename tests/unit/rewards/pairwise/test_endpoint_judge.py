@@ -154,8 +154,11 @@ def test_asking_ends_before_it_costs_too_much_and_what_was_paid_for_is_kept(tmp_
         assert len(service.asked) == 10
 
 
-def test_without_usage_a_request_is_taken_to_cost_the_most_that_it_can():
-    with serving(judging(longer, usage=None), path=PATH) as service:
+@pytest.mark.parametrize(
+    "usage", [None, {"prompt_tokens": -5, "completion_tokens": 1}, {"prompt_tokens": "many", "completion_tokens": 1}]
+)
+def test_without_usage_a_request_is_taken_to_cost_the_most_that_it_can(usage):
+    with serving(judging(longer, usage=usage), path=PATH) as service:
         judge = judge_at(service.url, **PRICES)
         (vote,) = judge.votes(pairs(1))
     assert vote.cost == judge.spending.most(judge.template.filled(pairs(1)[0]), 1024) > 0.2

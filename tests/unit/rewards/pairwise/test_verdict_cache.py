@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -99,6 +100,19 @@ def test_a_damaged_line_before_the_last_is_an_error_that_names_it(tmp_path):
     ask(CachedJudge(Counting(), path), "p", "q")
     lines = path.read_text().splitlines()
     path.write_text(f"{lines[0][:20]}\n{lines[1]}\n")
+    with pytest.raises(DataError, match=r"v\.jsonl:1"):
+        ask(CachedJudge(Counting(), path), "p")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [{"first": "A"}, {"first": math.nan}, {"first": True}, {"values": ["9"]}, {"cost": "free"}, {"said": 3}],
+    ids=str,
+)
+def test_a_line_edited_by_hand_is_an_error_and_no_verdict(tmp_path, edit):
+    path = tmp_path / "v.jsonl"
+    ask(CachedJudge(Counting(), path), "p")
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit) + "\n")
     with pytest.raises(DataError, match=r"v\.jsonl:1"):
         ask(CachedJudge(Counting(), path), "p")
 

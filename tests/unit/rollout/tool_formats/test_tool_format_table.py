@@ -111,6 +111,8 @@ def test_a_turn_without_a_call_has_none(family, text):
         ("plain", "add(a=b)="),
         ("plain", "add(**{})="),
         ("plain", "add(a=)="),
+        ("plain", "add(a=1, a=2)="),
+        ("plain", "add(a={[]: 1})="),
     ],
 )
 def test_a_call_that_is_not_well_written_is_refused(family, text):
