@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlhf.config.named_table import NamedTable
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import REWARD_KINDS, RewardSpec
-from rlhf.errors import ConfigError, check_type
+from rlhf.errors import ConfigError, check_type, look_up
 from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.in_memory import name_of, needs_this_process, own_name, settings_of
 from rlhf.rewards.types import OnError, RewardContext, Scorer
@@ -189,6 +189,10 @@ def _validated(spec: Any) -> Any:
     try:
         return _SPEC.validate_python(spec)
     except ValidationError as err:
+        if isinstance(spec, Mapping) and "headers" not in spec:
+            kinds = {kind.kind_name(): kind for kind in REWARD_KINDS}
+            if isinstance(name := spec.get("kind"), str):
+                look_up(kinds, name, kind="kind of reward").of(spec, source="The reward")  # its errors are those of recipes
         problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {_said(e['msg'])}" for e in err.errors())
         shown = {**spec, "headers": "..."} if isinstance(spec, Mapping) and "headers" in spec else spec
         raise ConfigError(f"{shown!r} is not a valid reward: {problems}.") from None
