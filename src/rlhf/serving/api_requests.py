@@ -127,7 +127,7 @@ class CompletionBody(GenerationBody):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [cast(list[int], self.prompt)]
+            return [self.prompt]
         return cast(list[str] | list[list[int]], self.prompt)
 
 

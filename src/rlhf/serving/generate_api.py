@@ -202,7 +202,7 @@ def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]
         APIError: The prompt is empty, holds tokens that the model does not know, or the template refuses it.
     """
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-        tokens = cast(list[int], prompt)
+        tokens = prompt
         wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
         if wrong is not None:
             message = f"prompt holds the token {wrong!r}; the model's are 0 to {model.vocabulary - 1}."
