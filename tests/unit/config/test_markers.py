@@ -24,6 +24,8 @@ NAMES_NOTHING = {
     "GateStage.toxicity_classifier": "as of the stage evaluate",
     "MeasuredRequirement.metric": "a name of a table, or a function that is looked up as it is",
     "EvaluateStage.toxicity_classifier": "a folder, a hub name or lexicon:FILE, looked for when it is loaded",
+    "HubResultsConfig.dataset": "what the Hub calls the data, in a file that is written; nothing is read",
+    "HubResultsConfig.task_type": "the Hub's word for the task",
     "JudgeBase.name": "a word for results",
     "ModelConfig.init": "settings of transformers; weights are drawn",
     "ModelConfig.revision": "a version on the hub, which names no file here",
@@ -99,7 +101,9 @@ def test_the_search_knows_the_settings_that_name_something():
     assert {place for place, kind in marked.items() if kind is Names.FUNCTION} == {
         "FunctionJudgeConfig.function",
         "FunctionRewardConfig.function",
+        "JudgeRowsStage.rationale",
         "OwnRequirement.function",
+        "OwnStrategyConfig.function",
         "PreferencesStage.annotator",
         "PythonEnvironmentConfig.source",
         "StepLabelsStage.labeler",
