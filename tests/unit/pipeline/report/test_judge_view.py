@@ -34,12 +34,13 @@ def run(tmp_path):
 
 def test_the_first_line_says_that_a_judge_is_not_certified_and_its_section_what_it_was_asked(run):
     record, stage = run()
-    assert headline(record).sentences[0].startswith(f"{stage} learned from a judge that is not certified.")
+    record.stages[stage].uncertified = [RECORD["certificate_problem"]]
+    assert headline(record).sentences[0] == f"{stage}: {RECORD['certificate_problem']}"
     page = render(record, strict=True)
     for text in ("clever-model", "200", "5.0", "0.2500", "5,000", "correct", "has no certificate"):
         assert text in page
     certified, _ = run(certificate_problem="", cost=None)
-    assert "not certified" not in " ".join(headline(certified).sentences)
+    assert "certificate" not in " ".join(headline(certified).sentences)
     assert "is not known" in render(certified, strict=True)
 
 
