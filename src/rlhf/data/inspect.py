@@ -28,7 +28,6 @@ from rlhf.data.contracts import (
     Text,
     UnpairedRow,
 )
-from rlhf.data.dataset_options import DatasetOptions
 from rlhf.data.dedup import digest, duplicate_groups, plain_text, row_text
 from rlhf.data.expand import preferences_of, prompt_key, row_texts
 from rlhf.data.message_text import counted, short
@@ -37,12 +36,13 @@ from rlhf.data.row_conversion import ConvertReport as ConvertReport
 from rlhf.data.row_conversion import run_convert as run_convert
 from rlhf.data.row_report import SHOWN, bad_row_lines, places
 from rlhf.data.sources import Source, file_format, source_name
-from rlhf.data.token_view import RowTrial
 from rlhf.data.write import write_rows
 from rlhf.formatting import percentage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rlhf.data.dataset_options import DatasetOptions
 
 FOR_THE_PROMPT = frozenset(
     {"context", "contexts", "input", "passage", "document", "article", "history", "system", "system_prompt"}
@@ -245,7 +245,11 @@ def run_check(
     """
     reading = {key: value for key, value in options.items() if key in ReadOptions.__annotations__}
     stream = open_rows(source, **cast(ReadOptions, reading | {"on_bad_row": "skip"}))
-    tokenized = RowTrial(tokenizer, made_for, options) if tokenizer is not None else None
+    tokenized = None
+    if tokenizer is not None:
+        from rlhf.data.token_view import RowTrial  # here: it loads torch, which a look at rows does without
+
+        tokenized = RowTrial(tokenizer, made_for, options)
     rows = iter(stream)
     kinds: dict[Kind, list[tuple[int, str]]] = {}
     bad: list[tuple[int, BadRow]] = []

@@ -192,7 +192,9 @@ def _validated(spec: Any) -> Any:
         if isinstance(spec, Mapping) and "headers" not in spec:
             kinds = {kind.kind_name(): kind for kind in REWARD_KINDS}
             if isinstance(name := spec.get("kind"), str):
-                look_up(kinds, name, kind="kind of reward").of(spec, source="The reward")  # its errors are those of recipes
+                look_up(kinds, name, kind="kind of reward").of(
+                    spec, source="The reward"
+                )  # its errors are those of recipes
         problems = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'kind'}: {_said(e['msg'])}" for e in err.errors())
         shown = {**spec, "headers": "..."} if isinstance(spec, Mapping) and "headers" in spec else spec
         raise ConfigError(f"{shown!r} is not a valid reward: {problems}.") from None

@@ -90,7 +90,7 @@ def test_forgetting_says_what_goes_what_stays_and_what_it_can_not_reach(run):
     run("feedback", "export", "pairs.jsonl", "--kind", "pairwise", "--store", "s.db")
     looked = run("feedback", "forget", "user-cem", "--store", "s.db", "--dry-run")
     assert "Would be deleted: 3 judgments, 3 tasks" in looked
-    assert "1 of 3 rows removed" in looked
+    assert "1 of 3 rows would be removed" in looked
     assert "no folder of runs" in looked
     told = json.loads(run("feedback", "forget", "user-cem", "--store", "s.db", "--json"))
     assert (told["judgments"], told["tasks"], told["files"][0]["removed"], told["learned"]) == (3, 3, 1, None)

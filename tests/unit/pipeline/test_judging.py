@@ -29,7 +29,7 @@ from tests.fixtures import tiny
 from tests.unit.rewards.helpers import HERE, samples
 from tests.unit.rewards.servers import lengths, serving
 
-COLUMNS = {"answer": ["7", "7"], "tests": ["assert answer == 7"] * 2}
+COLUMNS = {"answer": ["7", "7"], "tests": ["assert answer == 7"] * 2, "verdict": ["A", "B"]}
 TEXTS = ("7", "Eight.")
 
 
@@ -55,6 +55,7 @@ def judge_of(kind, folder, url):
         "lexicon": {"path": str(folder / "lexicon.txt")},
         "function": {"function": f"{HERE}:length"},
         "service": {"url": url},
+        "judge": {"judge": {"type": "function", "function": f"{HERE}:length"}},
         "pattern": {"pattern": "7"},
         "constitution": {"principles": [{"name": "short", "judge": f"{HERE}:length"}]},
         "code": {"isolation": "available", "unfenced": True},
