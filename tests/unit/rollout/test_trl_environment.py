@@ -52,7 +52,7 @@ def test_a_call_is_answered_and_a_turn_without_one_is_the_last():
 @pytest.mark.parametrize(
     ("text", "counted", "wanted"),
     [
-        ("add(1)=", "malformed_calls", "keywords and literals"),
+        ("add(1)=", "malformed_calls", "keywords"),
         ("add(b=1)=", "malformed_calls", "needs the argument 'a'"),
         ("add(a=1, c=2)=", "malformed_calls", "has no argument 'c'"),
         ("add(a='1')=", "malformed_calls", "'a' of add must be integer"),
