@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -88,6 +89,17 @@ def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(database, "SYNCHRONOUS", "OFF")
         yield set_aside
+
+
+@pytest.fixture(autouse=True)
+def loggers_are_as_they_were() -> Iterator[None]:
+    """A command that chose what is logged leaves it so for the next test in its process."""
+    logger, disabled = logging.getLogger("rlhf"), logging.root.manager.disable
+    level, propagates, is_off = logger.level, logger.propagate, logger.disabled
+    yield
+    logging.disable(disabled)
+    logger.setLevel(level)
+    logger.propagate, logger.disabled = propagates, is_off
 
 
 @pytest.fixture(scope="session")
