@@ -44,6 +44,8 @@ ALSO_TAKES: Mapping[str, tuple[JsonSchemaValue, ...]] = {
     "_switched": (SWITCH,),
     "check_lifted": (FILE_WITH_FILTER,),
     "_any_reward": (TEXT, SECTION, {"type": "array"}),
+    "_judge": (TEXT, SECTION),
+    "_rubric": (TEXT, SECTION, {"type": "array"}),
     "<lambda>": (TEXT, SECTION),
 }
 """Functions that run before validation -> what they take in addition."""
@@ -88,6 +90,10 @@ def _closed_inside(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = {key: _closed_inside(value) for key, value in schema.items()}
+    keys = inner.get("properties")
+    if isinstance(keys, dict) and {"judge", "pairwise_judge"} <= keys.keys():
+        # `with_any_judge` puts settings of a judge where they belong, whichever of the two keys they stand under.
+        inner["properties"] = {**keys, "judge": {"anyOf": [keys["judge"], keys["pairwise_judge"]]}}
     if "anyOf" in inner and "properties" not in inner and "additionalProperties" in inner:
         closed = {"additionalProperties": inner.pop("additionalProperties")}
         inner["anyOf"] = [{**form, **closed} if "properties" in form else form for form in inner["anyOf"]]

@@ -144,7 +144,9 @@ def check_system_role(policy: PolicyModel, secret: str) -> None:
 def _rendered(policy: PolicyModel, messages: list[dict[str, str]]) -> str | None:
     row: Any = {"prompt": messages}
     try:
-        (prompt,) = GRPODataset([row], policy.tokenizer, allow_lost_fields=["content"])  # what is left says what is lost
+        (prompt,) = GRPODataset(
+            [row], policy.tokenizer, allow_lost_fields=["content"]
+        )  # what is left says what is lost
     except (DataError, ModelError):
         return None
     return prompt.text
