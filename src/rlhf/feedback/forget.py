@@ -123,7 +123,8 @@ def forget(
         StorageError: A file or the database can't be written.
     """
     names, hashes = names_of(store, user, program) if user else (set(), set())
-    users = {user, *hashes} if user else set()
+    # Half of a surrogate pair can be in no database, and so in nobody's name.
+    users = {name for name in (user, *hashes) if name and name.encode(errors="ignore").decode() == name}
     held = held_of(store.engine, names=names, users=users, program=program, trace_id=trace_id)
     if known := _lasting_names(held, user, hashes) if not dry_run else set():
         remember_forgotten(
