@@ -120,7 +120,7 @@ class RunBusyError(RLHFError, RuntimeError):
 
 
 class GateError(RLHFError, RuntimeError):
-    """A gate failed a model, and was told to stop the run then, or has no champion to go on with; a judge was refused a certificate."""
+    """A gate failed a model and its settings stop the run then, it has no champion to continue with, or a judge was refused a certificate."""
 
     exit_code = 20
 

@@ -76,7 +76,7 @@ def _say(forgetting: Forgetting, learned: list[Learned] | None, dry_run: bool) -
 
     if forgetting.scrubbed_only:
         print(
-            "Nothing of them was left; the database's files were written anew."
+            "Nothing of them was left; the database's files were rewritten."
             if not dry_run
             else "Nothing of them is left."
         )

@@ -6,7 +6,7 @@ A person's vote v and any other verdict u on a pair are outcomes of its first co
 
 is 1 where u sides with v, 0 where it sides against, 1/2 for a tie. *Agreement* of the judge is the mean credit of its verdict, the place
 of each completion drawn at random, against one person's vote; agreement of people is the same with another person in the judge's place.
-Both are 1/2 for whoever knows nothing. The prompt is the unit of every interval.
+Both are 1/2 for a judge that guesses. The prompt is the unit of every interval.
 
 If judge and people err independently, right with probability p_j and p_h, then 2 agreement - 1 is (2 p_j - 1)(2 p_h - 1) of the judge and
 (2 p_h - 1)^2 of people, so that

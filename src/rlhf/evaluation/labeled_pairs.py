@@ -20,7 +20,7 @@ from rlhf.seeds import derive_seed
 OF_SIDES = {"preference": ("chosen", "rejected"), "comparison": ("completion_a", "completion_b")}
 """Columns of the two completions, first the one that counts as first."""
 OF_ROW = ("id", "annotator_id", "label_probability", "metadata", "strength", "flipped", "gold_margin", "votes")
-"""Columns that are about the judgment and not about the prompt: no judge is told."""
+"""Columns that are about the judgment and not about the prompt; they are not shown to the judge."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -113,9 +113,7 @@ def source_model(model: str | Path | PolicyModel | RewardModel) -> SourceModel:
         return _source(loaded, str(model), folder)
     inner = model.model if isinstance(model, PolicyModel) else model.members[0]
     text = source_name(base_model(inner)) or "a model in memory"  # type: ignore[arg-type]
-    return _source(
-        copy.deepcopy(model), text, None
-    )  # whoever trains it goes on with the type, mode and gradients it has
+    return _source(copy.deepcopy(model), text, None)  # training goes on with the type, mode and gradients it had
 
 
 def _source(model: PolicyModel | RewardModel, text: str, folder: Path | None) -> SourceModel:

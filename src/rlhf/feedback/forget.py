@@ -132,7 +132,7 @@ def forget(
         )  # first, so that an import that goes on meanwhile adds nothing behind our back
         held = held_of(store.engine, names=names, users=users, program=program, trace_id=trace_id)
     if held.is_empty:
-        if is_pending(store.engine):  # killed between deleting and writing the files anew
+        if is_pending(store.engine):  # killed between deleting and rewriting the files
             if not dry_run:
                 scrub(store.engine)
             return Forgetting(held, scrubbed_only=True)

@@ -77,7 +77,7 @@ def simulated_note(place: str) -> str:
 
 
 def labels_hash(place: str) -> str:
-    """16 hex digits that change with any judgment of a pair, whoever made it, and with nothing else."""
+    """16 hex digits that depend only on the judgments of pairs, by any annotator."""
     said = [
         [one.annotator, one.prompt, one.first, one.second, one.outcome, list(one.models)]
         for one in pair_judgments(place)

@@ -95,7 +95,7 @@ def questions_about(siblings: Siblings, config: JudgeRewardConfig, *, symmetric:
 
 
 def sibling_groups(prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Siblings]:
-    """Completions of the same prompt together; where its samples are counted anew, another group begins."""
+    """Completions of the same prompt together; where its samples are counted from 0 again, another group begins."""
     groups: dict[tuple[str, int], Siblings] = {}
     seen: dict[tuple[str, int], int] = {}
     for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):

@@ -148,7 +148,7 @@ class OpenEnvEpisode:
         return Turn(text, done=answer.done, reward=answer.reward)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
-        """See ``ToolBox``. An action that the server refuses is told to the policy."""
+        """See ``ToolBox``. The server's reason to refuse an action goes to the policy."""
         try:
             return self.step(arguments)
         except RefusedActionError as err:

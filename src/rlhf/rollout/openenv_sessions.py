@@ -186,7 +186,7 @@ class WebSocketSession:
         from websockets.exceptions import ConnectionClosed
 
         with _reported(f"{what} over the websocket"):
-            with contextlib.suppress(ConnectionClosed):  # whoever closes says why first
+            with contextlib.suppress(ConnectionClosed):  # the server may have closed it, and said why
                 self._connection.send(json.dumps(message))
             text = self._connection.recv(timeout=self._limits.timeout_seconds)
         if not isinstance(text, str):

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.models.attention import IMPLEMENTATION, AttentionLayout, attention_layout, install_attention
+from rlhf.models.attention import IMPLEMENTATION, attention_layout, install_attention
 from rlhf.models.score import split_head
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
-from rlhf.rollout.fused import FusedModel, RowAttention
-from rlhf.rollout.sampling_attention import DecodeLayout, PrefillLayout
+from rlhf.rollout.fused import FusedModel
+from rlhf.rollout.sampling_attention import DecodeLayout, PrefillLayout, RowLayout
 
 SMALL_PASS = 1 << 18
 """Pairs of query and key, padding included, up to which another pass would cost more than the padding."""
 MAX_PADDING = 2
 """Pairs with padding to pairs without, in one pass over prompts."""
-
-
-class RowLayout(AttentionLayout, RowAttention, Protocol):
-    """What the model's own attention asks, and what a fused model does."""
 
 
 class PackedDecoder:

@@ -18,7 +18,7 @@ from rlhf.rollout.cache import KVCache
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.prefix_cache import KeptPrefix, PrefixCache, fits_pages
-from rlhf.rollout.sampling_attention import MaskKind, PrefillLayout, _seen
+from rlhf.rollout.sampling_attention import MaskKind, PrefillLayout, RowLayout, _seen
 
 
 class PromptReading(Sequence[int]):
@@ -57,7 +57,7 @@ class PromptReading(Sequence[int]):
 
 
 @dataclass(slots=True)
-class ContinuedLayout:
+class ContinuedLayout(RowLayout):
     """Further tokens of prompts, end to end on one row; each sees its prompt's earlier ones, wherever those are."""
 
     own: PrefillLayout
@@ -85,13 +85,6 @@ class ContinuedLayout:
         there = place < total[:, None]
         self.table = torch.from_numpy(np.where(there, table, 0)).to(self.device)
         self.is_token = torch.from_numpy(there).to(self.device)
-
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
-    ) -> Tensor:
-        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        return self.attend_rows(module, query, key, value, settings).unsqueeze(0)
 
     def attend_rows(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings

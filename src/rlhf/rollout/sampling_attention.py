@@ -10,6 +10,7 @@ so none is moved while the oldest row fits into the ring; a row does not attend 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +26,27 @@ MaskKind = tuple[int | None, int | None]
 """Window and chunk, as ``AttentionSettings`` has them."""
 
 
+class RowLayout(ABC):
+    """Attention whose rows lie end to end, as a model's own attention layers call it and as a fused model does."""
+
+    __slots__ = ()
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend_rows(module, query, key, value, settings).unsqueeze(0)
+
+    @abstractmethod
+    def attend_rows(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [N, heads, D], key and value [N, kv_heads, D] -> [N, heads, D']."""
+
+
 @dataclass(slots=True)
-class PrefillLayout:
+class PrefillLayout(RowLayout):
     """Prompts end to end on one row; each sees itself, and its keys and values go into the cache."""
 
     cache: KVCache
@@ -66,13 +86,6 @@ class PrefillLayout:
             size=(len(prompts), longest),
             places=torch.from_numpy(places).to(device),
         )
-
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
-    ) -> Tensor:
-        """query [1, heads, N, D], key and value [1, kv_heads, N, D] -> [1, N, heads, D']."""
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        return self.attend_rows(module, query, key, value, settings).unsqueeze(0)
 
     def attend_rows(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
@@ -114,7 +127,7 @@ class _Views:
     """[P * kv_heads, L, D]."""
 
 
-class DecodeLayout:
+class DecodeLayout(RowLayout):
     """One new token for each live row; reads the cache and appends to it."""
 
     def __init__(
@@ -210,13 +223,6 @@ class DecodeLayout:
         self.born = self.born[rows]
         self._arrange(new_place[self.group[rows]], self.prompt_lens[prompts])
         return rows
-
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
-    ) -> Tensor:
-        """query [1, heads, R, D], key and value [1, kv_heads, R, D] -> [1, R, heads, D']."""
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        return self.attend_rows(module, query, key, value, settings).unsqueeze(0)
 
     def attend_rows(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings

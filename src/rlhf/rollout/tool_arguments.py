@@ -22,7 +22,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 }
 """Type in a JSON schema -> of a value in Python; a boolean is no number."""
 TRIAL_WORD = "test"
-"""A text for whoever wants one."""
+"""The text that a trial gives where a schema asks for any text."""
 
 
 def check_arguments(name: str, arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ class TRLToolBox:
         return tool_schemas(cls)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
-        """See ``ToolBox``. What a method raises is told to the policy, as TRL does."""
+        """See ``ToolBox``. The message of an exception goes to the policy, as in TRL."""
         try:
             result = self._await(getattr(self._instance, name)(**arguments))
         except Exception as err:

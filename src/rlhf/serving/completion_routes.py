@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -112,7 +113,7 @@ def _kept_answer(
     return memory.of(body, asked, [kept_prompt(asked[0].model, prompt) for prompt in prompts], client)
 
 
-class _Form:
+class _Form(ABC):
     """How one kind of answer is written."""
 
     whole = chunk = ""
@@ -128,17 +129,17 @@ class _Form:
             "system_fingerprint": f"fp_{self.asked.model.fingerprint[:10]}",
         }  # fmt: skip
 
+    @abstractmethod
     def choice(self, index: int, completed: Completed) -> dict[str, Any]:
         """A whole completion."""
-        raise NotImplementedError
 
     def first(self, index: int) -> dict[str, Any] | None:
         """What a stream says of a completion before its first token."""
         return None
 
+    @abstractmethod
     def delta(self, index: int, piece: Piece) -> dict[str, Any]:
         """What a completion grew by."""
-        raise NotImplementedError
 
     def token(self, token: int) -> str:
         """A token's text."""
@@ -255,7 +256,9 @@ async def _stream(
                 yield said([first])
             if answer is not None:
                 completed.setdefault(index, Completed()).add(event)
-                if event.finish_reason is not None:  # before its end is told: who has all of it may speak of it
+                if (
+                    event.finish_reason is not None
+                ):  # before its end is sent: a client that has all of it may give feedback
                     await answer.keep({index: completed.pop(index)})
             if event.text or event.logprobs or event.finish_reason is not None:
                 yield said([form.delta(index, event)])

@@ -143,7 +143,7 @@ class Generation:
         return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed)
 
     async def pieces(self, asked: Asked, http: Request) -> AsyncIterator[Accepted | Piece]:
-        """What comes of a request, until all its completions have ended; the engine is told when nobody listens any more.
+        """What comes of a request, until all its completions have ended; a request whose client is gone is canceled.
 
         Raises:
             APIError: It failed.

@@ -38,7 +38,7 @@ from rlhf.store.values import Task
 PENDING = "forget pending"
 """The setting that is there while deleted bytes may still be in the database's files."""
 DELETIONS = "deletions"
-"""The setting that counts them: whoever writes a file of what the store held asks whether something was deleted meanwhile."""
+"""The setting that counts them: an export compares it before and after, to see whether something was deleted meanwhile."""
 MAX_NUMBERS = 5_000
 """In one query: databases bound how many values one may have."""
 TRACE_USER, TEXT_OF = "user", "text_of"
@@ -268,7 +268,7 @@ def is_pending(engine: Engine) -> bool:
 
 
 def scrub(engine: Engine) -> None:
-    """Write the database's files anew without what was deleted.
+    """Rewrite the database's files without what was deleted.
 
     Raises:
         StorageError: Somebody else uses the database; what was deleted is deleted, and its bytes may still be on the disk.
@@ -305,7 +305,7 @@ def scrub(engine: Engine) -> None:
 
 def _busy(engine: Engine, reason: str) -> str:
     return (
-        f"What was to be forgotten is deleted, but its bytes may still be in the files of {place_of(engine)}, which can't be written anew "
+        f"What was to be forgotten is deleted, but its bytes may still be in the files of {place_of(engine)}, which can't be rewritten "
         f"({reason}). Stop `rlhf annotate` and repeat the command."
     )
 

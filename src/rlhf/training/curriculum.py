@@ -32,7 +32,7 @@ class Curriculum:
 
     ``take`` changes nothing: what comes next depends only on what was measured, the seed and the place in the sequence, so that a
     resumed run asks the same prompts. In each band the prompt that waited longest comes first; those that waited equally long are
-    shuffled anew each time.
+    shuffled again each time.
     """
 
     def __init__(self, prompts: Sequence[Prompt], config: CurriculumConfig, *, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 Both are made by ``huggingface_hub``, whose documentation is the format's (https://huggingface.co/docs/hub/eval-results). The first is what a
 leaderboard of a benchmark data set reads; the second the Hub's older form, which any data set will do for. Neither has a place for an
-interval: it stands in the notes of the first and in the metric's arguments of the second.
+interval: it is written into the notes of the first and the metric's arguments of the second.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class LoggedSample:
     scores: Mapping[str, float] = field(default_factory=dict)
     """Only those that were given."""
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Score -> further numbers of whoever gave it."""
+    """Score -> further numbers from the scorer."""
     unscored: Mapping[str, str] = field(default_factory=dict)
     """Score that was asked for and not given -> why."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

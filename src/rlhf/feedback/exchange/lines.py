@@ -79,7 +79,7 @@ def _whole_object(source: Source) -> Line | None:
     try:
         value = decode(text.decode())
     except (ValueError, RefusedJsonError):
-        return None  # whoever reads the lines says what is wrong
+        return None  # the reader of the lines reports what is wrong
     return Line(printable(path), value) if isinstance(value, dict) and WHOLE_RECORDS & value.keys() else None
 
 

@@ -206,7 +206,7 @@ def _edits(
 
 
 def turns_of(message: Mapping[str, Any]) -> Messages:
-    """One message of a chat as turns: reasoning and tool calls stand in the text of an answer, and come out of it."""
+    """One message of a chat as turns: reasoning and tool calls are inside the text of an answer, and are taken out of it."""
     role, content = message.get("role"), message.get("content")
     if role != "assistant" or not isinstance(content, str) or "<details" not in content:
         return [turn(role, content)]

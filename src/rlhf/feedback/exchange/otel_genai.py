@@ -122,7 +122,7 @@ def from_otel_genai(lines: Sequence[Line | RowError], reading: Reading) -> None:
 
 
 class _Answers:
-    """Records with what a model was told and said, by what evaluations call them."""
+    """Records with a model's input and output messages, by the id that evaluations refer to."""
 
     def __init__(self, records: Sequence[_Record]) -> None:
         self.all: list[_Record] = []

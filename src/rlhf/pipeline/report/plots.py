@@ -247,7 +247,7 @@ class CostPoint:
 def cost_panel(
     title: str, points: Sequence[CostPoint], curves: Sequence[Series], *, unit: str = "", x_label: str, note: str = ""
 ) -> Panel:
-    """Numbered points with intervals over their costs, on a logarithmic axis, and curves of what can be had for less.
+    """Numbered points with intervals over their costs, on a logarithmic axis, and curves of the best so far at each cost.
 
     Args:
         title: Of the panel.

@@ -1,7 +1,7 @@
 """Prompts that ask a language model to judge by criteria, or to put several answers in order, and how its answers are read.
 
 A criterion is asked for by name, and each has a line of its own in the answer; an order is one mark. Both are read as strictly as a verdict on
-two answers is: what does not stand where it was asked for, is out of its scale, or names an answer twice is no grade and no order.
+two answers is: what is not in its place, is out of its scale, or names an answer twice is neither a grade nor an order.
 
 Sources: grades by the criteria of a rubric, aggregated by weights: Gunjal et al. 2025, "Rubrics as Rewards", section 3, arXiv:2507.17746;
 answers of a group ordered in one prompt: Sun et al. 2023, "Is ChatGPT Good at Search?", section 3, arXiv:2304.09542 (there of passages).

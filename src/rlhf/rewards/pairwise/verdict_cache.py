@@ -33,7 +33,7 @@ class CachedJudge:
         judge: That is asked.
         path: The file; several judges may share one.
         max_verdicts: Verdicts of this judge that the file may hold: it is asked for no more; None for no limit.
-        keeps_refusals: Also keep that it refused a question, so that whoever asks again gets the same; else it is asked again.
+        keeps_refusals: Also keep refusals, so that the same question gets the same answer; otherwise it is asked again.
     """
 
     def __init__(
