@@ -152,3 +152,26 @@ def test_what_was_cut_is_said(tokenizer):
     actual = view({"prompt": "q\n", "completion": "a" * 30}, tokenizer, max_length=10, truncation="keep_start")
     assert actual.notes == ("cut to the length", "a completion ends without EOS or another end-of-turn token")
     assert "max_length is 10" in view({"prompt": "q\n", "completion": "a" * 30}, tokenizer, max_length=10).error
+
+
+def test_a_text_that_a_stage_does_not_read_is_dropped_by_it(tokenizer):
+    pair = {"prompt": "q\n", "better": "a", "rejected": "b"}
+    columns = {"better": "chosen"}
+    as_pair = fates(view(pair, tokenizer, made_for="preference", columns=columns))
+    assert {name: fate for name, (fate, _) in as_pair.items()} == {
+        ("prompt",): "kept", ("better",): "renamed", ("rejected",): "kept",
+    }  # fmt: skip
+    as_sft = fates(view(pair, tokenizer, made_for="sft", columns=columns))
+    assert as_sft["rejected",][0] == "dropped"
+    assert as_sft["better",][0] == "renamed"
+    assert as_sft["prompt",][0] == "kept"
+
+
+def test_messages_that_a_stage_does_not_read_are_dropped_by_it(tokenizer):
+    chat = {
+        "chosen": [ASKED, {"role": "assistant", "content": "me"}],
+        "rejected": [ASKED, {"role": "assistant", "content": "you"}],
+    }
+    assert fates(view(chat, tokenizer, made_for="preference", chat_template=CHATML))["rejected",][0] == "kept"
+    actual = fates(view(chat, tokenizer, made_for="sft", chat_template=CHATML))
+    assert (actual["chosen",][0], actual["rejected",][0]) == ("kept", "dropped")
