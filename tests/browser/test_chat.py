@@ -243,7 +243,7 @@ def test_feedback_that_does_not_arrive_is_offered_again_under_the_same_key(serve
 def test_what_is_refused_is_said_in_words(serve, visit):
     page = visit(serve().url)
     write(page, "word " * 400)
-    assert "Shorten it" in page.inner_text("#notice-text")
+    assert "Shorten the prompt" in page.inner_text("#notice-text")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

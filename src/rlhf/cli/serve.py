@@ -13,6 +13,7 @@ from rlhf.cli.annotate import listening, refuse_open_door
 from rlhf.cli.error_exit import Interrupted
 from rlhf.cli.options import Overrides
 from rlhf.errors import ConfigError
+from rlhf.formatting import percentage
 from rlhf.pipeline.models import named_model
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _serve(
             if not model.tokenizer.chat_template:
                 print(f"! {name} has no chat template: it is given the texts of messages, a line each.")
         for name, of in app.state.routes.shares().items():
-            print(f"{name}: " + ", ".join(f"{100 * share:g} % {other}" for other, share in of.items()))
+            print(f"{name}: " + ", ".join(f"{percentage(share)} {other}" for other, share in of.items()))
         if feedback is not None:
             print(
                 f"Feedback is kept in {feedback}, with the prompts and completions that it is about; all other completions for "

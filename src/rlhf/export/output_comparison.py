@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.export.format_writer import OpenedModel
 from rlhf.export.source_model import SourceModel
-from rlhf.formatting import plain_number
+from rlhf.formatting import percentage, plain_number
 
 EXACT_TOLERANCE = 1e-3
 """Of logits and scores of float32 weights, per unit of the largest one and at least 1: other kernels add in another order."""
@@ -80,8 +80,8 @@ class OutputComparison:
             increase = self.perplexity_after / self.perplexity_before - 1
             if increase > max_increase:
                 return [
-                    f"perplexity rises from {self.perplexity_before:.4g} to {self.perplexity_after:.4g}, by {100 * increase:.3g} %, "
-                    f"more than {100 * max_increase:g} %"
+                    f"perplexity rises from {self.perplexity_before:.4g} to {self.perplexity_after:.4g}, by {percentage(increase)}, "
+                    f"more than {percentage(max_increase)}"
                 ]
         elif self.spread is not None and self.max_difference > max_increase * max(self.spread, EXACT_TOLERANCE):
             return [
@@ -97,7 +97,7 @@ class OutputComparison:
             f"{what}s     largest difference {self.max_difference:.3g}, the largest {what} is {plain_number(self.largest)}",
         ]
         if self.same_top is not None and self.kl is not None:
-            lines.append(f"tokens     likeliest token the same at {100 * self.same_top:.2f} %, KL {self.kl:.3g} nats")
+            lines.append(f"tokens     likeliest token the same at {percentage(self.same_top)}, KL {self.kl:.3g} nats")
         if self.greedy_tokens is not None:
             lines.append(f"greedy     {self.greedy_same} of {self.greedy_tokens} tokens of continuations the same")
         if self.perplexity_before is not None:

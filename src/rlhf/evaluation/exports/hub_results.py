@@ -16,6 +16,7 @@ import yaml
 from rlhf.config.hub_results import HubResultsConfig
 from rlhf.evaluation.exports.logged_evaluation import LoggedMetric
 from rlhf.files import write_text
+from rlhf.formatting import percentage
 from rlhf.version import __version__
 
 EVAL_RESULTS, MODEL_INDEX = "hub/eval_results.yaml", "hub/model_index.yaml"
@@ -99,7 +100,7 @@ def _interval(metric: LoggedMetric) -> str:
     ends = _ends(metric)
     if not {"low", "high"} <= ends.keys():
         return ""
-    percent = f"{100 * ends.get('confidence', 0.95):g} %"
+    percent = percentage(ends.get("confidence", 0.95), 0)
     return f"{percent} interval {ends['low']:.4g} to {ends['high']:.4g}" + (f", n = {ends['n']}" if "n" in ends else "")
 
 
