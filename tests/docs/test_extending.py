@@ -19,7 +19,7 @@ STEPS = re.findall(r"^```(python|diff)\n# src/rlhf/(\S+)\n(.*?)^```", PAGE, re.M
 USE = """\
 import json, sys
 from pathlib import Path
-from rlhf.cli.run import stages_with_commands
+from rlhf.cli.commands import stages_with_commands
 from rlhf.config.method_options import described_options, source_of
 from rlhf.config.methods import METHODS
 from rlhf.config.methods.topr import TOPRConfig

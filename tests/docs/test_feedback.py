@@ -55,7 +55,7 @@ def test_every_command_and_option_exists(line):
 
 
 def test_settings_of_the_reward_stage_are_its_own():
-    from rlhf.config.stages import RewardStage
+    from rlhf.config.training_stages import RewardStage
 
     named = {key for line in COMMANDS if line.startswith("rlhf reward") for key in re.findall(r" (\w+)=", line)}
     assert {"use_label_probability", "num_models"} <= named <= RewardStage.model_fields.keys()

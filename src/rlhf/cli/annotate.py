@@ -66,7 +66,7 @@ def annotate(
         bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")
     ] = False,
 ) -> None:
-    """Collect judgments: add tasks to a store and serve the labeling page until Ctrl-C.
+    """`rlhf annotate`; the first line of its help is in ``COMMANDS``, and the others are:
 
     Prints a link for the owner and, with --annotator, one for each annotator. Every link works once, and
     only the newest of a person's. Starting again adds only tasks that are not there yet, and keeps all judgments.

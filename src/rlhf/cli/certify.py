@@ -11,7 +11,7 @@ import typer
 from rlhf.cli.options import DeviceOption, JsonOption, Overrides, SettingsCommand
 from rlhf.errors import ConfigError, printable
 
-app = typer.Typer(help="How far a judge agrees with people, before anything rests on it.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 EXIT_REFUSED = 20
 """As of a gate that fails."""
 

@@ -43,7 +43,7 @@ def compare(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say which of two models is better: better, worse, or not yet known, and about how many more prompts would tell; or rate several.
+    """`rlhf compare`; the first line of its help is in ``COMMANDS``, and the others are:
 
     \b
     rlhf compare runs/demo/dpo runs/demo/sft --prompts test.jsonl --judge judge.yaml

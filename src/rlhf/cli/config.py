@@ -11,7 +11,7 @@ import typer
 
 from rlhf.cli.options import Overrides
 
-app = typer.Typer(help="Look at settings before you run.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("show")

@@ -12,7 +12,7 @@ from rlhf.cli.data_show import TOKENIZATION_KEYS, data_show, settings_of_tokeniz
 from rlhf.cli.options import JsonOption, Overrides, SettingsCommand
 from rlhf.errors import printable
 
-app = typer.Typer(help="Look at data before you train.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 File = Annotated[str, typer.Argument(help="A data file, a folder saved by `datasets`, or a hub name.")]
 SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and list them.")]

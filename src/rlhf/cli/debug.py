@@ -17,7 +17,7 @@ from rlhf.formatting import interval, percentage, plain_number
 if TYPE_CHECKING:
     from rlhf.evaluation.score_distribution import ScoreReport
 
-app = typer.Typer(help="Look into scores and distances, sample by sample.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 SHOWN = 100
 """Characters of a text."""
 POSITIONS = 12

@@ -46,7 +46,7 @@ def evaluate(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure a model on held-out prompts: numbers with intervals, next to a baseline's where one is given.
+    """`rlhf evaluate`; the first line of its help is in ``COMMANDS``, and the others are:
 
     \b
     rlhf evaluate runs/demo/dpo/model prompts=test.jsonl baseline=runs/demo/sft/model

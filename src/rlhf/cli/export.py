@@ -58,7 +58,7 @@ def export(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model for another program: adapters merged, read back, and compared with the original before it gets its name."""
+    """`rlhf export`, whose help is in ``COMMANDS``."""
     check_choice(format, quantization, dtype)
     name = named_model(model)
     check_there(name)

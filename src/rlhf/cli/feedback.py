@@ -20,9 +20,7 @@ from rlhf.cli.stores import (
 )
 from rlhf.errors import ConfigError
 
-app = typer.Typer(
-    help="Judgments of people: bring them in, look at them, take them out for training.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("formats")

@@ -52,7 +52,7 @@ def gate(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare a model with the champion. Exits with 0 where it passes, 20 where it fails, 21 where that is undecided.
+    """`rlhf gate`; the first line of its help is in ``COMMANDS``, and the others are:
 
     \b
     rlhf gate runs/new/dpo/model --against champion --config gate.yaml

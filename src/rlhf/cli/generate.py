@@ -46,7 +46,7 @@ def generate(
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Sample completions, or search for better ones; one JSON object a line on standard output."""
+    """`rlhf generate`, whose help is in ``COMMANDS``."""
     config = _search_section(search, keep, samples)
     model = named_model(model)  # a run holds several, and which one is meant makes the difference
     check_there(model)

@@ -32,7 +32,7 @@ def merge(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge models without training: linear, task arithmetic, TIES, DARE, SLERP, Model Stock, or your own method."""
+    """`rlhf merge`, whose help is in ``COMMANDS``."""
     from rlhf.config.merging import MergeConfig
 
     settings = MergeConfig.read(config)

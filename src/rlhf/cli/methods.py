@@ -27,7 +27,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="A method, such as dpo; all of them by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List training methods, or tell of one what it is and what its settings do."""
+    """`rlhf methods`, whose help is in ``COMMANDS``."""
     from rlhf.config.methods import METHODS, method
     from rlhf.errors import folded
 

@@ -24,7 +24,7 @@ def plan(
     stage: Annotated[str | None, typer.Option("--stage", help="Plan only this stage.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict memory and time of every training stage, and recommend how to run it; trains nothing."""
+    """`rlhf plan`, whose help is in ``COMMANDS``."""
     from rlhf.config.assets import check_assets
     from rlhf.config.recipe import load_recipe
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf.registry.history import Event
     from rlhf.registry.registry import Registry, Version
 
-app = typer.Typer(help="Released models: versions, aliases, promotion, rollback.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 FOLDER = Path("registry")
 CHAMPION = "champion"
 RegistryOption = Annotated[Path, typer.Option("--registry", help="Folder of the registry.")]

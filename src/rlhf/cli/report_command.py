@@ -8,7 +8,7 @@ from rlhf.cli.options import RUN, RUNS, RunsOption
 
 
 def report(run: Annotated[str, RUN], runs: RunsOption = RUNS) -> None:
-    """Write report.html of a run again."""
+    """`rlhf report`, whose help is in ``COMMANDS``."""
     from rlhf.pipeline.report import write_report
     from rlhf.pipeline.runs import find_run
 

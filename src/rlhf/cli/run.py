@@ -38,7 +38,7 @@ def run(
     profile: ProfileOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a recipe: every stage that is not there yet, then the report."""
+    """`rlhf run`, whose help is in ``COMMANDS``."""
     from rlhf.config.recipe import load_recipe
 
     options = {"from_stage": from_stage, "until": until, "force": force, "ignore_code": ignore_code}
@@ -46,21 +46,8 @@ def run(
     run_recipe(load_recipe(recipe, overrides or []), quiet=quiet, dry_run=dry_run, **options)
 
 
-def stages_with_commands() -> dict[str, str]:
-    """Kinds of stages that can be run alone, in the order of `rlhf --help`, each with the help of its command."""
-    from rlhf.config.stages import BY_KIND
-
-    return {kind: stage.command for kind, stage in BY_KIND.items() if stage.command}
-
-
-def one_stage(kind: str, about: str) -> Callable[..., None]:
-    """The command ``rlhf KIND``: a recipe of one stage made from the command line.
-
-    Args:
-        kind: Of the stage.
-        about: Its help.
-    """
-    from rich.markup import escape
+def one_stage(kind: str) -> Callable[..., None]:
+    """The command ``rlhf KIND``: a recipe of one stage made from the command line."""
 
     def command(
         settings: list[str],
@@ -93,7 +80,6 @@ def one_stage(kind: str, about: str) -> Callable[..., None]:
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
         run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
 
-    command.__doc__ = escape(about)  # brackets would be read as markup
     listed = f"Settings as key.sub=value; `rlhf config schema {kind}` lists them."
     command.__annotations__["settings"] = Annotated[list[str], typer.Argument(help=listed, metavar="KEY=VALUE...")]
     return command

@@ -15,7 +15,7 @@ from rlhf.formatting import bytes_text
 if TYPE_CHECKING:
     from rlhf.pipeline.runs import RunLook
 
-app = typer.Typer(help="Look at runs, and clear away what they no longer need.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("list")
@@ -160,7 +160,7 @@ def lineage(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace a file back to the data files and the recipe it was made from. Exits with 1 where one has changed or is gone.
+    """`rlhf lineage`; the first line of its help is in ``COMMANDS``, and the others are:
 
     With --trace the other way round: from a conversation that was imported (`rlhf feedback import`) to the weights that learned from it.
     """

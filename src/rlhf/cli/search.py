@@ -13,7 +13,7 @@ from rlhf.cli.options import JsonOption, Overrides, QuietOption, SettingsCommand
 from rlhf.errors import ConfigError, printable
 from rlhf.formatting import interval, mapping, plain_number
 
-app = typer.Typer(help="Better answers for more tokens: strategies, and which to take.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 KIND = "search_compare"
 
 

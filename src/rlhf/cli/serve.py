@@ -68,7 +68,7 @@ def serve(
         bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")
     ] = False,
 ) -> None:
-    """Serve models behind OpenAI's API until Ctrl-C or SIGTERM; requests that are being answered end first.
+    """`rlhf serve`; the first line of its help is in ``COMMANDS``, and the others are:
 
     An alias of the registry is watched: when it moves, new requests go to the new version while the old ones end on theirs.
 

@@ -23,7 +23,7 @@ def validate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say everything that can be known to be wrong with a recipe before it trains. Exits as the run would."""
+    """`rlhf validate`, whose help is in ``COMMANDS``."""
     from rlhf.pipeline.validate import validate_file
 
     validation = validate_file(recipe, overrides or [], deep=not quick)
@@ -39,7 +39,7 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Only look; score, train and start nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check machine, versions, disk, threads and a tiny forward pass. Exits with 1 where something is unsafe."""
+    """`rlhf doctor`, whose help is in ``COMMANDS``."""
     from rlhf.pipeline.doctor import examine
 
     examination = examine(run_dir, trials=not quick)

@@ -27,9 +27,6 @@ class CapabilitiesStage(StageConfig):
     kind: Literal["capabilities"]
     runs = "capabilities:run_capabilities"
     samples = True
-    command = (
-        "Ask capability suites before and after: rlhf capabilities policy=PATH baseline=PATH suites=[general,my.yaml]"
-    )
     policy: ModelConfig
     """The policy after."""
     baseline: ModelConfig

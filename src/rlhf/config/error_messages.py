@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
+from rlhf.config.lazy_union import LazyUnion, lazy_union
 from rlhf.errors import did_you_mean
 
 TAG = "kind"
@@ -267,7 +268,15 @@ def _models_at(root: type[BaseModel], tree: Mapping[str, Any], place: Place) -> 
 def _that_fit(node: Any, kinds: list[Any]) -> list[Any]:
     """Of the members of a union, the one that the section's tag names; all where it names none."""
     tags = [node[tag] for tag in TAGS if node.get(tag) is not None] if isinstance(node, Mapping) else []
-    return [kind for kind in kinds if any(tag in _tags(kind) for tag in tags)] or kinds
+    named = [cls for kind in kinds for cls in _named_classes(kind, tags)]
+    return [kind for kind in named if any(tag in _tags(kind) for tag in tags)] or named
+
+
+def _named_classes(kind: Any, tags: list[Any]) -> list[Any]:
+    """Of a lazy union the class that a tag names, or all where none does; any other type by itself."""
+    if not isinstance(kind, LazyUnion):
+        return [kind]
+    return [kind.classes[tag] for tag in tags if tag in kind.classes] or list(kind.classes.values())
 
 
 def _tag(context: Mapping[str, Any]) -> str:
@@ -288,7 +297,9 @@ def _inside(kind: Any, part: str | int) -> list[Any]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union; any other type by itself."""
+    """The members of a union; any other type by itself, and a lazy union too."""
+    if (lazy := lazy_union(annotation)) is not None:
+        return [lazy]
     if typing.get_origin(annotation) is typing.Annotated:
         return _alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -298,6 +309,8 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 def _models(kind: Any) -> list[type[BaseModel]]:
     """BaseConfig classes in a type; those of its items, where a single value may stand for a list."""
+    if isinstance(kind, LazyUnion):
+        return list(kind.classes.values())
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
     return [

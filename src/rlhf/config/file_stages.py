@@ -136,7 +136,6 @@ class BestOfNStage(FilteredPrompts):
     kind: Literal["best_of_n"]
     runs = "best_of_n:run_best_of_n"
     samples = True
-    command = "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION"
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath | list[InputPath]

@@ -19,7 +19,8 @@ from rlhf.config.error_messages import TAG, shortened
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
 from rlhf.config.overrides import blame_overrides
-from rlhf.config.stages import BY_KIND, FILE_STAGES, Stage
+from rlhf.config.stage_union import Stage
+from rlhf.config.stages import BY_KIND, FILE_STAGES
 from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError, did_you_mean
 

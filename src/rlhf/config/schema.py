@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +17,19 @@ from rlhf.config.base import BaseConfig
 from rlhf.config.descriptions import described_fields
 from rlhf.config.engines import ENGINE_KINDS
 from rlhf.config.environments import ENVIRONMENT_KINDS
+from rlhf.config.lazy_union import lazy_union
 from rlhf.config.methods import as_settings, method_behind
 from rlhf.config.rewards import REWARD_KINDS
+from rlhf.config.stage_inputs import StageConfig
 from rlhf.errors import UnknownNameError, look_up
 
 INDENT = "    "
 BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
-def stage_classes() -> dict[str, type[BaseConfig]]:
-    """Stage kind to its class."""
-    return dict(stages.BY_KIND)
+def stage_classes() -> Mapping[str, type[StageConfig]]:
+    """Stage kind to its class, which is imported when it is looked up."""
+    return stages.BY_KIND
 
 
 def settings_class(kind: str | None) -> type[BaseConfig]:
@@ -54,9 +56,9 @@ def class_to_describe(name: str | None) -> type[BaseConfig]:
     Raises:
         UnknownNameError: There is no kind of that name.
     """
-    parts = {kind.kind_name(): kind for kind in (*REWARD_KINDS, *ENGINE_KINDS, *ENVIRONMENT_KINDS)}
     if name is None or name in stage_classes() or method_behind(name, stage_classes()) is not None:
         return settings_class(name)
+    parts = {kind.kind_name(): kind for kind in (*REWARD_KINDS, *ENGINE_KINDS, *ENVIRONMENT_KINDS)}
     return look_up({**stage_classes(), **parts}, name, kind="stage kind, kind of reward, engine or environment")
 
 
@@ -198,6 +200,8 @@ def _range(field: FieldInfo) -> str:
 
 
 def _leaves(annotation: Any) -> list[Any]:
+    if (lazy := lazy_union(annotation)) is not None:
+        return list(lazy.classes.values())
     args = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal or not args:
         return [annotation]
@@ -207,6 +211,8 @@ def _leaves(annotation: Any) -> list[Any]:
 def _type(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         return " | ".join(map(str, typing.get_args(annotation)))
+    if (lazy := lazy_union(annotation)) is not None:
+        return " | ".join(owner.__name__ for owner in lazy.classes.values())
     args = [a for a in typing.get_args(annotation) if isinstance(a, type) or typing.get_args(a)]
     origin = typing.get_origin(annotation)
     if origin in (list, tuple, dict):

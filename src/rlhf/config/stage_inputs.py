@@ -59,7 +59,7 @@ def listed(source: str | list[str]) -> tuple[str, ...]:
 class StageConfig(Kind, MethodHints):
     """A stage of a recipe: its settings, and what the library has to know of its kind.
 
-    A new kind is a class like this, its line in ``rlhf.config.stages``, and the function that ``runs`` names.
+    A new kind is a class like this, its line in ``STAGE_KINDS`` (``rlhf.config.stages``), and the function that ``runs`` names.
     """
 
     runs: ClassVar[str]
@@ -77,8 +77,6 @@ class StageConfig(Kind, MethodHints):
     """Whether it measures policies of other stages, so that what they saw of its prompts is looked for."""
     why_unwritten: ClassVar[Mapping[str, str]] = {}
     """Files that it writes with certain settings only -> what to change to have them, as an imperative."""
-    command: ClassVar[str] = ""
-    """Help of the command ``rlhf KIND``; empty where there is none."""
     measures: ClassVar[tuple[str, ...]] = ()
     """Metrics of its evaluation while it trains, which early stopping can watch."""
 

@@ -3,190 +3,181 @@
     stage_inputs      what stages have in common: rows, prompts, models, who judges
     file_stages       those that leave files            reasoning_stages   those around problems that can be checked
     training_stages   those that leave a model          methods            a stage that a method declares, and the table of methods
+    stage_union       what a recipe holds under ``stages``
 
 A method's own settings are in ``sft``, ``reward_model``, ``preference``, ``policy``, ``grpo_settings``, ``on_policy``, or in the
-method's module; a stage adds models, data and who judges.
+method's module; a stage adds models, data and who judges. All of these are imported for the kinds that are asked for: together they
+take longer than most commands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache, partial, reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
-from pydantic_core import CoreSchema, core_schema
-
-from rlhf.config.capabilities import CapabilitiesStage
-from rlhf.config.file_stages import BestOfNStage, CalculatorStage, EvaluateStage, PreferencesStage, WorldStage
-from rlhf.config.gates import GateStage
-from rlhf.config.judge_rows import JudgeRowsStage
-from rlhf.config.methods import KIND_OF_METHOD, METHODS
-from rlhf.config.reasoning_stages import PassAtKStage, ReasoningStage, StepLabelsStage
-from rlhf.config.search_stages import SearchCompareStage
-from rlhf.config.stage_inputs import (
-    DataInputs,
-    OfflineStage,
-    PolicyStage,
-    PolicyTraining,
-    PromptInputs,
-    RowsFor,
-    StageConfig,
-)
-from rlhf.config.training_stages import (
-    CPOStage,
-    DistillStage,
-    DPOStage,
-    KTOStage,
-    OnlineDPOStage,
-    ORPOStage,
-    PPOStage,
-    ProcessRewardStage,
-    RewardStage,
-    SFTStage,
-    SimPOStage,
-    TRPOStage,
-    VAPOStage,
-)
+from rlhf.config.methods import METHODS, OWN_KINDS
 from rlhf.errors import ConfigError
 
-
-def declared_stages() -> Iterator[type[StageConfig]]:
-    """The kinds of stages that methods declare; methods that are variants of another kind are not imported."""
-    for name, kind in KIND_OF_METHOD.items():
-        if name == kind and (stage := METHODS[name].stage) is not None:
-            if not issubclass(stage, StageConfig):
-                raise ConfigError(
-                    f"The stage of the method {name!r} should be a class below StageConfig; got {stage.__name__}."
-                )
-            yield stage
-
-
-STAGE_KINDS: tuple[type[StageConfig], ...] = (
-    WorldStage,
-    ReasoningStage,
-    CalculatorStage,
-    PreferencesStage,
-    JudgeRowsStage,
-    StepLabelsStage,
-    SFTStage,
-    RewardStage,
-    ProcessRewardStage,
-    DPOStage,
-    SimPOStage,
-    CPOStage,
-    ORPOStage,
-    KTOStage,
-    PPOStage,
-    VAPOStage,
-    TRPOStage,
-    *declared_stages(),
-    OnlineDPOStage,
-    DistillStage,
-    BestOfNStage,
-    EvaluateStage,
-    PassAtKStage,
-    SearchCompareStage,
-    CapabilitiesStage,
-    GateStage,
-)
-"""Every kind of stage; a line more is a kind more, and so is a line of ``KIND_OF_METHOD`` for a method that declares its stage. The order
-is that of `rlhf config schema` and of errors."""
-BY_KIND = {kind.kind_name(): kind for kind in STAGE_KINDS}
-POLICY_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "policy")
-"""Kinds that leave a policy."""
-JUDGE_KINDS = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "judge")
-"""Kinds that leave a model which scores."""
-
-
-def judge_kinds(judged: str) -> tuple[str, ...]:
-    """Kinds that leave a model which scores whole completions, or steps."""
-    return tuple(name for name, kind in BY_KIND.items() if kind.judges == judged)
-
-
-MODEL_STAGES = (*POLICY_KINDS, *JUDGE_KINDS)
-"""Kinds that leave a model."""
-FILE_STAGES = tuple(name for name, kind in BY_KIND.items() if kind.leaves == "files")
-"""Kinds that leave files."""
-
-
-class _ByKind:
-    """Validates the settings of a stage with the class of its kind alone; the classes of the other kinds are not built.
-
-    A union of all classes that pydantic builds itself takes a third of a second, and a recipe has a few kinds.
-    """
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:
-        choices: dict[Any, CoreSchema] = {
-            name: core_schema.no_info_plain_validator_function(partial(_validated, kind))
-            for name, kind in BY_KIND.items()
-        }
-        as_it_is = core_schema.simple_ser_schema("any")  # a stage knows how it is written
-        return core_schema.tagged_union_schema(choices, discriminator="kind", serialization=as_it_is)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> dict[str, Any]:
-        for kind in STAGE_KINDS:
-            kind.model_rebuild()
-        choices = {name: kind.__pydantic_core_schema__ for name, kind in BY_KIND.items()}
-        return handler(core_schema.tagged_union_schema(choices, discriminator="kind"))
-
-
-def _validated(kind: type[StageConfig], value: Any) -> StageConfig:
-    return kind.model_validate(value)
-
-
 if TYPE_CHECKING:
-    Stage = Any  # any StageConfig; mypy finds that none of them could be a TrainConfig, too
-else:
-    Stage = Annotated[reduce(or_, STAGE_KINDS), Field(discriminator="kind"), _ByKind()]
+    from rlhf.config.stage_inputs import StageConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StageEntry:
+    """A kind of stage, as it is known before its settings are imported."""
+
+    settings: str
+    """``module:Class`` below ``rlhf.config``; empty where the method of the kind's name declares it."""
+    command: str = ""
+    """Help of the command ``rlhf KIND``; empty where there is none."""
+
+
+STAGE_KINDS: Mapping[str, StageEntry] = {
+    "world": StageEntry("file_stages:WorldStage"),
+    "reasoning": StageEntry("reasoning_stages:ReasoningStage"),
+    "calculator": StageEntry("file_stages:CalculatorStage"),
+    "preferences": StageEntry("file_stages:PreferencesStage"),
+    "judge_rows": StageEntry("judge_rows:JudgeRowsStage"),
+    "step_labels": StageEntry("reasoning_stages:StepLabelsStage"),
+    "sft": StageEntry("training_stages:SFTStage", "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"),
+    "reward": StageEntry(
+        "training_stages:RewardStage", "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
+    ),
+    "prm": StageEntry(
+        "training_stages:ProcessRewardStage", "Train a judge of each step: rlhf prm model=PATH data=FILE"
+    ),
+    "dpo": StageEntry("training_stages:DPOStage", "Learn from pairs directly: rlhf dpo model=PATH data=FILE"),
+    "simpo": StageEntry(
+        "training_stages:SimPOStage",
+        "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE",
+    ),
+    "cpo": StageEntry(
+        "training_stages:CPOStage",
+        "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE",
+    ),
+    "orpo": StageEntry(
+        "training_stages:ORPOStage", "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE"
+    ),
+    "kto": StageEntry(
+        "training_stages:KTOStage", "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE"
+    ),
+    "ppo": StageEntry(
+        "training_stages:PPOStage",
+        "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    ),
+    "vapo": StageEntry(
+        "training_stages:VAPOStage",
+        "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    ),
+    "trpo": StageEntry(
+        "training_stages:TRPOStage",
+        "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    ),
+    **{kind: StageEntry("", about) for kind, about in OWN_KINDS.items()},
+    "online_dpo": StageEntry(
+        "training_stages:OnlineDPOStage",
+        "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    ),
+    "distill": StageEntry(
+        "training_stages:DistillStage",
+        "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE",
+    ),
+    "best_of_n": StageEntry(
+        "file_stages:BestOfNStage",
+        "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    ),
+    "evaluate": StageEntry("file_stages:EvaluateStage"),
+    "pass_at_k": StageEntry("reasoning_stages:PassAtKStage"),
+    "search_compare": StageEntry("search_stages:SearchCompareStage"),
+    "capabilities": StageEntry(
+        "capabilities:CapabilitiesStage",
+        "Ask capability suites before and after: rlhf capabilities policy=PATH baseline=PATH suites=[general,my.yaml]",
+    ),
+    "gate": StageEntry("gates:GateStage"),
+}
+"""Every kind of stage; a line more is a kind more, and so is a line of ``OWN_KINDS`` for a method that declares its stage. The order
+is that of `rlhf --help`, of `rlhf config schema` and of errors."""
+
+
+class StageClasses(Mapping[str, "type[StageConfig]"]):
+    """Kind -> its class; a class is imported when it is looked up, and all of them for ``values`` and ``items``."""
+
+    def __getitem__(self, kind: str) -> type[StageConfig]:
+        """The class of a kind.
+
+        Raises:
+            KeyError: There is no such kind.
+            ConfigError: What its line names is missing, or is not a stage of this kind.
+        """
+        return _imported(kind, STAGE_KINDS[kind].settings)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in STAGE_KINDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(STAGE_KINDS)
+
+    def __len__(self) -> int:
+        return len(STAGE_KINDS)
 
 
 @cache
-def stage_adapter() -> TypeAdapter[Any]:
-    """Validates the settings of a stage of any kind."""
-    return TypeAdapter(Stage)
+def _imported(kind: str, settings: str) -> type[StageConfig]:
+    from rlhf.config.stage_inputs import StageConfig
+
+    stage: Any = METHODS[kind].stage if not settings else None
+    if settings:
+        module, _, name = settings.partition(":")
+        try:
+            stage = getattr(import_module(f"{__package__}.{module}"), name)
+        except (ModuleNotFoundError, AttributeError) as err:
+            raise ConfigError(
+                f"The stage kind {kind!r} is {settings!r} in STAGE_KINDS (rlhf/config/stages.py), which can't be imported: "
+                f"{type(err).__name__}: {err}. The line names `module:Class` below rlhf.config; see docs/extending.md."
+            ) from err
+    if not (isinstance(stage, type) and issubclass(stage, StageConfig)) or stage.kind_name() != kind:
+        raise ConfigError(
+            f"The stage kind {kind!r} should be a class below StageConfig with `kind: Literal[{kind!r}]`; got {stage!r}."
+        )
+    return stage
 
 
-__all__ = [
-    "BY_KIND",
-    "FILE_STAGES",
-    "JUDGE_KINDS",
-    "MODEL_STAGES",
-    "POLICY_KINDS",
-    "STAGE_KINDS",
-    "BestOfNStage",
-    "CPOStage",
-    "CalculatorStage",
-    "CapabilitiesStage",
-    "DPOStage",
-    "DataInputs",
-    "DistillStage",
-    "EvaluateStage",
-    "GateStage",
-    "KTOStage",
-    "ORPOStage",
-    "OfflineStage",
-    "OnlineDPOStage",
-    "PPOStage",
-    "PassAtKStage",
-    "PolicyStage",
-    "PolicyTraining",
-    "PreferencesStage",
-    "ProcessRewardStage",
-    "PromptInputs",
-    "ReasoningStage",
-    "RewardStage",
-    "RowsFor",
-    "SFTStage",
-    "SearchCompareStage",
-    "SimPOStage",
-    "Stage",
-    "StageConfig",
-    "StepLabelsStage",
-    "TRPOStage",
-    "VAPOStage",
-    "WorldStage",
-    "judge_kinds",
-    "stage_adapter",
-]
+BY_KIND = StageClasses()
+
+
+class KindsThat(Collection[str]):
+    """Names of kinds whose class has a property; only the class of the kind that is asked about is imported, and all to list them.
+
+    Args:
+        have_it: Whether a class has it.
+    """
+
+    def __init__(self, have_it: Callable[[type[StageConfig]], bool]) -> None:
+        self._have_it = have_it
+
+    def __contains__(self, kind: object) -> bool:
+        return isinstance(kind, str) and kind in BY_KIND and self._have_it(BY_KIND[kind])
+
+    def __iter__(self) -> Iterator[str]:
+        return (kind for kind, stage in BY_KIND.items() if self._have_it(stage))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+POLICY_KINDS = KindsThat(lambda stage: stage.leaves == "policy")
+"""Kinds that leave a policy."""
+JUDGE_KINDS = KindsThat(lambda stage: stage.leaves == "judge")
+"""Kinds that leave a model which scores."""
+MODEL_STAGES = KindsThat(lambda stage: stage.leaves != "files")
+"""Kinds that leave a model."""
+FILE_STAGES = KindsThat(lambda stage: stage.leaves == "files")
+"""Kinds that leave files."""
+
+
+def judge_kinds(judged: str) -> KindsThat:
+    """Kinds that leave a model which scores whole completions, or steps."""
+    return KindsThat(lambda stage: stage.judges == judged)

@@ -34,7 +34,6 @@ class SFTStage(SFTConfig, OfflineStage, PolicyTraining):
     kind: Literal["sft"]
     runs = "offline:run_sft"
     trainer = "rlhf.training.sft:SFTTrainer"
-    command = "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"
     measures = ("eval/loss", "eval/perplexity")
 
     @property
@@ -55,7 +54,6 @@ class RewardStage(RewardModelConfig, OfflineStage):
     why_unwritten: ClassVar[Mapping[str, str]] = {
         "evaluation.json": "give it eval_data or eval_frac, and a loss that compares completions"
     }
-    command = "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
 
@@ -92,7 +90,6 @@ class ProcessRewardStage(ProcessRewardModelConfig, OfflineStage):
     why_unwritten: ClassVar[Mapping[str, str]] = {
         "evaluation.json": "give it eval_data or eval_frac, and labeled steps"
     }
-    command = "Train a judge of each step: rlhf prm model=PATH data=FILE"
     model: ModelConfig
     """Whose backbone to start from."""
 
@@ -128,7 +125,6 @@ class DPOStage(DPOConfig, OfflineStage, PolicyTraining):
     kind: Literal["dpo"]
     runs = "offline:run_preference"
     trainer = "rlhf.training.dpo:DPOTrainer"
-    command = "Learn from pairs directly: rlhf dpo model=PATH data=FILE"
     measures = MEASURED_ON_PAIRS
     model: ModelConfig
     """Where to start; also the reference, unless one is named."""
@@ -169,7 +165,6 @@ class SimPOStage(SimPOConfig, OfflineStage, PolicyTraining):
     kind: Literal["simpo"]
     runs = "offline:run_preference"
     trainer = "rlhf.training.reference_free:SimPOTrainer"
-    command = "Learn from pairs by mean log-probabilities, without a reference: rlhf simpo model=PATH data=FILE"
     measures = MEASURED_ON_PAIRS
 
 
@@ -180,7 +175,6 @@ class CPOStage(CPOConfig, OfflineStage, PolicyTraining):
     kind: Literal["cpo"]
     runs = "offline:run_preference"
     trainer = "rlhf.training.reference_free:CPOTrainer"
-    command = "Learn from pairs and from the better completions at once: rlhf cpo model=PATH data=FILE"
     measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
 
@@ -191,7 +185,6 @@ class ORPOStage(ORPOConfig, OfflineStage, PolicyTraining):
     kind: Literal["orpo"]
     runs = "offline:run_preference"
     trainer = "rlhf.training.reference_free:ORPOTrainer"
-    command = "Fine-tune and learn from pairs in one stage: rlhf orpo model=PATH data=FILE"
     measures = (*MEASURED_ON_PAIRS, "eval/sft_loss")
 
 
@@ -202,7 +195,6 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
     kind: Literal["kto"]
     runs = "offline:run_preference"
     trainer = "rlhf.training.kto:KTOTrainer"
-    command = "Learn from single completions, good or bad: rlhf kto model=PATH data=FILE"
     measures = (
         "eval/loss",
         "eval/accuracy",
@@ -235,7 +227,6 @@ class PPOStage(PPOConfig, PolicyStage):
     kind: Literal["ppo"]
     runs = "critic:run_with_critic"
     trainer = "rlhf.training.ppo:PPOTrainer"
-    command = "Learn from rewards with a critic: rlhf ppo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 class VAPOStage(VAPOConfig, PolicyStage):
@@ -244,9 +235,6 @@ class VAPOStage(VAPOConfig, PolicyStage):
     kind: Literal["vapo"]
     runs = "critic:run_with_critic"
     trainer = "rlhf.training.ppo:VAPOTrainer"
-    command = (
-        "PPO for long reasoning, the critic trained first: rlhf vapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
 
 
 class TRPOStage(TRPOConfig, PolicyStage):
@@ -255,7 +243,6 @@ class TRPOStage(TRPOConfig, PolicyStage):
     kind: Literal["trpo"]
     runs = "critic:run_with_critic"
     trainer = "rlhf.training.trpo:TRPOTrainer"
-    command = "One natural-gradient step a rollout, within an exact KL: rlhf trpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
     @model_validator(mode="after")
     def _takes_no_other_rows(self) -> Self:
@@ -272,9 +259,6 @@ class OnlineDPOStage(OnlineDPOConfig, PolicyStage):
     kind: Literal["online_dpo"]
     runs = "rl:run_rl"
     trainer = "rlhf.training.online_dpo:OnlineDPOTrainer"
-    command = (
-        "DPO on the policy's own completions, judged: rlhf online_dpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
 
     @property
     def formulas(self) -> Mapping[str, Formula]:
@@ -289,7 +273,6 @@ class DistillStage(DistillConfig, PromptInputs, PolicyTraining):
     kind: Literal["distill"]
     runs = "distill:run_distill"
     trainer = "rlhf.training.distill:DistillTrainer"
-    command = "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE"
     measures = (
         "eval/teacher_kl",
         "eval/divergence",

@@ -16,7 +16,8 @@ from rich.markup import escape
 
 from rlhf.config.base import Names, named_things
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import PolicyStage, Stage
+from rlhf.config.stage_inputs import PolicyStage
+from rlhf.config.stage_union import Stage
 from rlhf.config.threads import check_threads
 from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of

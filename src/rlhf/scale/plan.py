@@ -12,7 +12,7 @@ from rlhf.config.engines import RolloutWeights
 from rlhf.config.judge_requests import JudgeRequests, judge_requests
 from rlhf.config.model import DType, ModelConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import OfflineStage
+from rlhf.config.stage_inputs import OfflineStage
 from rlhf.config.threads import check_threads
 from rlhf.data.pack import Group
 from rlhf.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.stages import OfflineStage
+from rlhf.config.stage_inputs import OfflineStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.data.plans import PLANS, stepwise

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf.activity import Activity
 from rlhf.config.engines import is_lowered
 from rlhf.config.judge_reward import JudgeRewardConfig
-from rlhf.config.stages import OfflineStage
+from rlhf.config.stage_inputs import OfflineStage
 from rlhf.scale.costs import Head
 from rlhf.training.reward_model import ROWS_TO_NORMALIZE
 

@@ -13,7 +13,7 @@ from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.sft import SFTConfig
-from rlhf.config.stages import SFTStage
+from rlhf.config.training_stages import SFTStage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from rlhf.config.method_options import REQUIRED, described_options, source_of
 from rlhf.config.methods import METHODS
 from rlhf.config.schema import describe_setting
-from rlhf.config.stages import DPOStage
+from rlhf.config.training_stages import DPOStage
 
 
 @pytest.mark.parametrize("name", METHODS)

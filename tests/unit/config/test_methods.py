@@ -15,7 +15,7 @@ from rlhf.config.method_options import described_options, required_settings
 from rlhf.config.methods import FAMILIES, KIND_OF_METHOD, METHODS, Method, method
 from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.schema import describe_setting, settings_class, stage_classes
-from rlhf.config.stages import DPOStage
+from rlhf.config.training_stages import DPOStage
 from rlhf.errors import ConfigError, UnknownNameError
 
 MODULES_OF_NO_METHOD = {"__init__", "method", "table", "rates"}

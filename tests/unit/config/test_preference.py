@@ -8,7 +8,7 @@ from rlhf.config.on_policy import OnlineDPOConfig
 from rlhf.config.pair_losses import OF_SOME_LOSSES, PAIR_FORMULAS, SEES_MARGIN_ONLY, owners_of
 from rlhf.config.preference import DPOConfig, KTOConfig, ORPOConfig
 from rlhf.config.recipe import load_recipe
-from rlhf.config.stages import DPOStage
+from rlhf.config.training_stages import DPOStage
 from rlhf.errors import ConfigError
 from rlhf.losses import PAIR_LOSSES
 

@@ -13,7 +13,7 @@ import rlhf
 from rlhf import RLHFConfig, RLHFTrainer
 from rlhf.config.methods.grpo import GRPOStage
 from rlhf.config.schema import stage_classes
-from rlhf.config.stages import PPOStage
+from rlhf.config.training_stages import PPOStage
 from rlhf.data.world import build_world
 from rlhf.data.world.pairs import annotate
 from rlhf.errors import ConfigError

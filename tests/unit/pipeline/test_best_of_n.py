@@ -8,8 +8,8 @@ import random
 
 import pytest
 
+from rlhf.config.file_stages import BestOfNStage
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import BestOfNStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.world import build_world
 from rlhf.errors import ConfigError, RewardError

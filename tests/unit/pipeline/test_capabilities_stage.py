@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from rlhf.config.capabilities import CapabilitiesStage
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import CapabilitiesStage
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.run import Pipeline

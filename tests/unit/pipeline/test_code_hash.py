@@ -15,7 +15,7 @@ from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.rewards import REWARD_KINDS
 from rlhf.config.schema import stage_classes
-from rlhf.config.stages import StageConfig
+from rlhf.config.stage_inputs import StageConfig
 from rlhf.losses.formula import load_formula
 from rlhf.pipeline import code_hash
 from rlhf.pipeline.code_hash import (

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from rlhf.config.stages import EvaluateStage
+from rlhf.config.file_stages import EvaluateStage
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel

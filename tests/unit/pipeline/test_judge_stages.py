@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlhf.config.stages import ProcessRewardStage, RewardStage
+from rlhf.config.training_stages import ProcessRewardStage, RewardStage
 from rlhf.data.contracts import Prompt
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel

@@ -9,8 +9,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from rlhf.config.file_stages import EvaluateStage
+from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.rewards import RewardSpec
-from rlhf.config.stages import EvaluateStage, PassAtKStage
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, RewardError
 from rlhf.evaluation.judges import judge_completions, judge_name, run_judge

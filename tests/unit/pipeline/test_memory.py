@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlhf.config.file_stages import EvaluateStage, WorldStage
 from rlhf.config.methods.grpo import GRPOStage
-from rlhf.config.stages import DPOStage, EvaluateStage, PPOStage, RewardStage, SFTStage, WorldStage
+from rlhf.config.training_stages import DPOStage, PPOStage, RewardStage, SFTStage
 from rlhf.errors import MemoryLimitError, RewardError
 from rlhf.pipeline.memory import is_out_of_memory, memory_advice, memory_errors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.config.stages import PreferencesStage
+from rlhf.config.file_stages import PreferencesStage
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.pipeline.stages.preferences import _rows

@@ -1,8 +1,8 @@
 """Every training method by name: what it is, who published it, and the settings that make a stage be it.
 
 A method is a kind of stage with certain settings: ``ipo`` is the kind ``dpo`` with ``loss: ipo``. Each has a module of its own here
-that declares it, and a line in ``KIND_OF_METHOD``. ``rlhf methods`` prints this table; docs/methods has a page and recipes/methods a
-recipe for each name.
+that declares it, and a line in ``KIND_OF_METHOD``, or in ``OWN_KINDS`` where it declares a kind of stage of its own.
+``rlhf methods`` prints this table; docs/methods has a page and recipes/methods a recipe for each name.
 
     table      KIND_OF_METHOD, METHODS: all of them by name            method     Method: what is declared
     rates      learning rates that a method declares
@@ -16,6 +16,7 @@ from rlhf.config.methods.table import (
     KIND_OF_METHOD,
     METHODS,
     MODULES,
+    OWN_KINDS,
     as_settings,
     method,
     method_behind,
@@ -29,6 +30,7 @@ __all__ = [
     "KIND_OF_METHOD",
     "METHODS",
     "MODULES",
+    "OWN_KINDS",
     "Method",
     "as_settings",
     "method",

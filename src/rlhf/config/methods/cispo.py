@@ -37,9 +37,6 @@ class CISPOStage(CISPOConfig, GroupStage):
     """Clipped importance weights."""
 
     kind: Literal["cispo"]
-    command = (
-        "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
 
 
 METHOD = Method(

@@ -38,7 +38,6 @@ class DAPOStage(DAPOConfig, GroupStage):
     """Decoupled clip and dynamic sampling."""
 
     kind: Literal["dapo"]
-    command = "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 METHOD = Method(

@@ -32,9 +32,6 @@ class DrGRPOStage(DrGRPOConfig, GroupStage):
     """GRPO without its biases."""
 
     kind: Literal["dr_grpo"]
-    command = (
-        "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
-    )
 
 
 METHOD = Method(

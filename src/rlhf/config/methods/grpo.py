@@ -15,7 +15,6 @@ class GRPOStage(GroupStage):
     """Group-relative policy optimization."""
 
     kind: Literal["grpo"]
-    command = "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 METHOD = Method(

@@ -33,7 +33,6 @@ class GSPOStage(GSPOConfig, GroupStage):
     """Group sequence policy optimization."""
 
     kind: Literal["gspo"]
-    command = "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 METHOD = Method(

@@ -35,7 +35,6 @@ class ReinforcePPStage(ReinforcePPConfig, GroupStage):
     """REINFORCE++."""
 
     kind: Literal["reinforce_pp"]
-    command = "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH"
 
 
 METHOD = Method(

@@ -36,7 +36,6 @@ class ReMaxStage(ReMaxConfig, GroupStage):
     """REINFORCE against the greedy completion."""
 
     kind: Literal["remax"]
-    command = "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 METHOD = Method(

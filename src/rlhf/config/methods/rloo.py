@@ -34,7 +34,6 @@ class RLOOStage(RLOOConfig, GroupStage):
     """REINFORCE, each completion against its siblings."""
 
     kind: Literal["rloo"]
-    command = "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 METHOD = Method(

@@ -29,7 +29,6 @@ class SAPOStage(SAPOConfig, GroupStage):
     """Soft adaptive policy optimization."""
 
     kind: Literal["sapo"]
-    command = "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION"
 
 
 METHOD = Method(

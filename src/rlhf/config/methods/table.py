@@ -9,6 +9,18 @@ from importlib import import_module
 from rlhf.config.methods.method import Method
 from rlhf.errors import ConfigError, UnknownNameError, folded, look_up
 
+OWN_KINDS: Mapping[str, str] = {
+    "grpo": "Learn from rewards in groups: rlhf grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "dr_grpo": "GRPO without its biases by length and difficulty: rlhf dr_grpo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "dapo": "GRPO that clips higher and skips what teaches nothing: rlhf dapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "gspo": "GRPO with one ratio for a whole completion: rlhf gspo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "cispo": "GRPO that clips a token's weight and silences none: rlhf cispo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "sapo": "GRPO with a soft gate in place of the clip: rlhf sapo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "rloo": "REINFORCE against the mean of a completion's siblings: rlhf rloo model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+    "reinforce_pp": "REINFORCE, advantages whitened over the rollout: rlhf reinforce_pp model=PATH prompts=FILE reward=PATH",
+    "remax": "REINFORCE against the greedy completion: rlhf remax model=PATH prompts=FILE reward=FILE.py:FUNCTION",
+}
+"""Methods that declare a kind of stage of their own, which has their name -> the help of its command; empty where there is none."""
 KIND_OF_METHOD: Mapping[str, str] = {
     "sft": "sft",
     "dft": "sft",
@@ -52,18 +64,10 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "ppo": "ppo",
     "vapo": "vapo",
     "trpo": "trpo",
-    "grpo": "grpo",
-    "dr_grpo": "dr_grpo",
-    "dapo": "dapo",
-    "gspo": "gspo",
-    "cispo": "cispo",
-    "sapo": "sapo",
-    "rloo": "rloo",
-    "reinforce_pp": "reinforce_pp",
-    "remax": "remax",
+    **{name: name for name in OWN_KINDS},
 }
-"""Method -> the kind of stage that it is; the module of that name declares it. A line more is a method more. In the order of tables:
-by family, then as one comes to them."""
+"""Method -> the kind of stage that it is; the module of that name declares it. A line more is a method more, here or, with the stage
+that it declares, in ``OWN_KINDS``. In the order of tables: by family, then as one comes to them."""
 MODULES: Mapping[str, str] = {"sft": "supervised", "reward": "reward_model"}
 """Methods whose module has another name, because too many files have theirs."""
 
@@ -92,6 +96,12 @@ class Methods(Mapping[str, Method]):
             raise ConfigError(
                 f"The method {name!r} is of kind {method.kind!r} in {module} and of kind {KIND_OF_METHOD[name]!r} in KIND_OF_METHOD "
                 "(rlhf/config/methods/table.py); write the same kind in both."
+            )
+        if (method.stage is not None) != (name in OWN_KINDS):
+            raise ConfigError(
+                f"The method {name!r} {'declares no stage' if method.stage is None else 'declares a stage'} in {module}, and "
+                f"{'a line' if name in OWN_KINDS else 'no line'} of OWN_KINDS (rlhf/config/methods/table.py) says that it does; a method "
+                "that is a kind of stage of its own has `stage` there and its line here."
             )
         return method
 

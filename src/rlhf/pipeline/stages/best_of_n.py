@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.config.file_stages import BestOfNStage
 from rlhf.config.search import SearchConfig
-from rlhf.config.stages import BestOfNStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.errors import RewardError

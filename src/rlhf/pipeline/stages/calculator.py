@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.stages import CalculatorStage
+from rlhf.config.file_stages import CalculatorStage
 from rlhf.data.calculator import build_calculator
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf.config.rewards import RewardSpec
-from rlhf.config.stages import PPOStage, TRPOStage, VAPOStage
+from rlhf.config.training_stages import PPOStage, TRPOStage, VAPOStage
 from rlhf.errors import ConfigError
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.stages import DistillStage
+from rlhf.config.training_stages import DistillStage
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group

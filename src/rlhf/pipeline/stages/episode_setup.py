@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlhf.config.stages import PolicyStage
+from rlhf.config.stage_inputs import PolicyStage
 from rlhf.data.chat import chat_format, check_has_template, render_prompt
 from rlhf.data.contracts import Prompt, RowError
 from rlhf.data.message_text import counted

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.file_stages import EvaluateStage
 from rlhf.config.gates import GateStage
 from rlhf.config.stage_inputs import listed
-from rlhf.config.stages import EvaluateStage
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.accepted import ACCEPTED
 from rlhf.data.contracts import PreferenceRow

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from rlhf.config.gates import GateStage
 from rlhf.config.requirements import NoAlarm, metric_of
-from rlhf.config.stages import stage_adapter
+from rlhf.config.stage_union import stage_adapter
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError, RLHFError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlhf.config.model import ModelConfig
 from rlhf.config.regularizers import EWCConfig, PtxConfig
 from rlhf.config.row_filter import RowFilter
-from rlhf.config.stages import PolicyStage, PolicyTraining
+from rlhf.config.stage_inputs import PolicyStage, PolicyTraining
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset, SFTDataset, TokenizedDataset
 from rlhf.data.message_text import counted

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf.config.stages import OfflineStage
+from rlhf.config.stage_inputs import OfflineStage
 from rlhf.data.datasets import KTODataset, PreferenceDataset, SFTDataset
 from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingPreferenceDataset, StreamingSFTDataset

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf.config.stages import PreferencesStage
+from rlhf.config.file_stages import PreferencesStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.message_text import counted

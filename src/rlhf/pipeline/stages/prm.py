@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.stages import ProcessRewardStage
+from rlhf.config.training_stages import ProcessRewardStage
 from rlhf.data.datasets import PreferenceDataset, StepwiseDataset
 from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingPreferenceDataset, StreamingStepwiseDataset

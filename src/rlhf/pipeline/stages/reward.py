@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.config.stages import RewardStage
+from rlhf.config.training_stages import RewardStage
 from rlhf.config.typical_learning_rates import far_from_usual
 from rlhf.data.datasets import ComparisonDataset, KTODataset, PreferenceDataset, RankingDataset, RatingDataset
 from rlhf.data.message_text import counted

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rlhf.config.stages import DistillStage, PolicyStage
+from rlhf.config.stage_inputs import PolicyStage
+from rlhf.config.training_stages import DistillStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rlhf.config.stages import BY_KIND, PolicyTraining
+from rlhf.config.stage_inputs import PolicyTraining
+from rlhf.config.stages import BY_KIND
 from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.stages.inputs import penalties_of
 from rlhf.training.loop import TrainResult

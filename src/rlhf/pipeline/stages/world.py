@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlhf.config.stages import WorldStage
+from rlhf.config.file_stages import WorldStage
 from rlhf.data.world import build_world, train_tokenizer
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 

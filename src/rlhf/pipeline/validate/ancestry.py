@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import Names, named_things
+from rlhf.config.file_stages import BestOfNStage
 from rlhf.config.judges import JudgeBase
 from rlhf.config.recipe import STAGE
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of
 from rlhf.config.schema import stage_classes
-from rlhf.config.stage_inputs import RowsInput
-from rlhf.config.stages import MODEL_STAGES, BestOfNStage, OfflineStage, PolicyStage, Stage
+from rlhf.config.stage_inputs import OfflineStage, PolicyStage, RowsInput
+from rlhf.config.stage_union import Stage
+from rlhf.config.stages import MODEL_STAGES
 from rlhf.errors import ModelError, RLHFError
 from rlhf.files import sha256
 from rlhf.models.checks import AVERAGE_FILE

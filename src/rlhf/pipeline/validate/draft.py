@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from rlhf.config.recipe import RecipeConfig, seed_of_stages
-from rlhf.config.stages import stage_adapter
+from rlhf.config.stage_union import stage_adapter
 from rlhf.errors import ConfigError
 
 

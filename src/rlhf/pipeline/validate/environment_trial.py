@@ -16,7 +16,7 @@ from typing import Any
 from rlhf.config.base import Names, named_things
 from rlhf.config.environments import ENVIRONMENT_KINDS, EnvironmentBase
 from rlhf.config.recipe import STAGE
-from rlhf.config.stages import PolicyStage
+from rlhf.config.stage_inputs import PolicyStage
 from rlhf.data.contracts import Prompt, PromptRow
 from rlhf.data.expand import prompt_of
 from rlhf.data.message_text import one_line

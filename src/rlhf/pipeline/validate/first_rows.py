@@ -7,7 +7,8 @@ from typing import Any
 
 from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import RowsInput
-from rlhf.config.stages import RewardStage, Stage
+from rlhf.config.stage_union import Stage
+from rlhf.config.training_stages import RewardStage
 from rlhf.data.contracts import OLD_LABEL_PROBABILITY, RENAMED_LABEL_PROBABILITY, Preference, Strength
 from rlhf.data.expand import prompt_of
 from rlhf.data.verifiable import is_verifiable

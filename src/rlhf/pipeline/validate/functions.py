@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.environments import PythonEnvironmentConfig
+from rlhf.config.file_stages import PreferencesStage
 from rlhf.config.reasoning_stages import StepLabelsStage
 from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig, rewards_of
-from rlhf.config.stages import PolicyStage, PreferencesStage, Stage
+from rlhf.config.stage_inputs import PolicyStage
+from rlhf.config.stage_union import Stage
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rows_inputs

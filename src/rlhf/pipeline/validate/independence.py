@@ -14,12 +14,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf.config.file_stages import EvaluateStage
 from rlhf.config.judges import JudgeBase
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of
 from rlhf.config.search_stages import SearchCompareStage
-from rlhf.config.stages import JUDGE_KINDS, EvaluateStage, PolicyStage, Stage, stage_adapter
+from rlhf.config.stage_inputs import PolicyStage
+from rlhf.config.stage_union import Stage, stage_adapter
+from rlhf.config.stages import JUDGE_KINDS
 from rlhf.pipeline.leakage import Leakage
 from rlhf.pipeline.validate.ancestry import (
     NOT_RECORDED,

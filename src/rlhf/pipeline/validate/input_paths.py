@@ -17,7 +17,7 @@ from rlhf.config.rewards import (
     ServiceRewardConfig,
     rewards_of,
 )
-from rlhf.config.stages import Stage
+from rlhf.config.stage_union import Stage
 from rlhf.data.sources import open_source
 from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean, did_you_mean_file
 from rlhf.models.sources import EMBEDDED

@@ -9,19 +9,14 @@ from pathlib import Path
 
 import rlhf
 from rlhf.config.base import ROWS_NAME, Names, named_things
+from rlhf.config.file_stages import PreferencesStage
 from rlhf.config.judge_reward import JudgeRewardConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import REFERENCE, STAGE
 from rlhf.config.rewards import rewards_of
-from rlhf.config.stage_inputs import RowsInput, listed
-from rlhf.config.stages import (
-    MODEL_STAGES,
-    PolicyStage,
-    PolicyTraining,
-    PreferencesStage,
-    RowsFor,
-    Stage,
-)
+from rlhf.config.stage_inputs import PolicyStage, PolicyTraining, RowsFor, RowsInput, listed
+from rlhf.config.stage_union import Stage
+from rlhf.config.stages import MODEL_STAGES
 
 ROWS_WANTED: Mapping[RowsFor, str] = {
     "sft": "demonstrations",

@@ -40,8 +40,10 @@ def _check_model(review: Review, key: str, judge: JudgeBase) -> None:
     if isinstance(judge, JuryJudgeConfig):
         for place, member in enumerate(judge.members):
             _check_model(review, f"{key}.members.{place}", member)
-    wrong = {LocalJudgeConfig: JUDGE_KINDS, RewardModelJudgeConfig: POLICY_KINDS}.get(type(judge), ())
-    for inner, source in judge.models_asked() if wrong else ():
+    wrong = {LocalJudgeConfig: JUDGE_KINDS, RewardModelJudgeConfig: POLICY_KINDS}.get(type(judge))
+    if wrong is None:
+        return
+    for inner, source in judge.models_asked():
         match = STAGE.match(source)
         parent = review.recipe.stages.get(match["name"]) if match is not None else None
         if parent is not None and parent.kind in wrong:

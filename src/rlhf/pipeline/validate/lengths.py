@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.model import ModelConfig
-from rlhf.config.stage_inputs import RowsInput
-from rlhf.config.stages import (
-    OfflineStage,
-    Stage,
-)
+from rlhf.config.stage_inputs import OfflineStage, RowsInput
+from rlhf.config.stage_union import Stage
 from rlhf.data.contracts import Row
 from rlhf.data.message_text import counted
 from rlhf.data.row_report import TokenizationReport

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from rlhf.config.recipe import STAGE, stage_references
 from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, rewards_of
-from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, Stage, judge_kinds
+from rlhf.config.stage_union import Stage
+from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, judge_kinds
 from rlhf.errors import DataError, ModelError, did_you_mean
 from rlhf.pipeline.validate.inputs import (
     ROWS_TAKEN,

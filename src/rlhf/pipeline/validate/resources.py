@@ -10,10 +10,8 @@ from pathlib import Path
 from rlhf.config.engines import engines_of
 from rlhf.config.environments import environments_of
 from rlhf.config.model import AUTO, ModelConfig
-from rlhf.config.stages import (
-    PolicyTraining,
-    Stage,
-)
+from rlhf.config.stage_inputs import PolicyTraining
+from rlhf.config.stage_union import Stage
 from rlhf.config.threads import check_threads, usable_cores
 from rlhf.config.training import TrainConfig
 from rlhf.errors import (

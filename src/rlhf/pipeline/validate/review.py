@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlhf.config.recipe import RecipeConfig
-from rlhf.config.stages import Stage
+from rlhf.config.stage_union import Stage
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError, RLHFError
 from rlhf.pipeline.leakage import named

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from rlhf.config.hacking import MIN_HELD_OUT, HackingConfig
-from rlhf.config.stage_inputs import RowsInput
-from rlhf.config.stages import OfflineStage, PolicyStage, Stage
+from rlhf.config.stage_inputs import OfflineStage, PolicyStage, RowsInput
+from rlhf.config.stage_union import Stage
 from rlhf.data.contracts import Preference, RankingSample, Row, StepwiseRow, UnpairedRow
 from rlhf.data.expand import prompt_key
 from rlhf.data.message_text import counted

@@ -5,20 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.file_stages import EvaluateStage
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import LearnedRewardConfig, RulesRewardConfig, training_rewards_of
-from rlhf.config.stages import (
-    DataInputs,
-    EvaluateStage,
-    OfflineStage,
-    PolicyStage,
-    Stage,
-    TRPOStage,
-)
+from rlhf.config.stage_inputs import DataInputs, OfflineStage, PolicyStage
+from rlhf.config.stage_union import Stage
 from rlhf.config.training import TrainConfig
+from rlhf.config.training_stages import TRPOStage
 from rlhf.config.typical_learning_rates import far_from_usual, method_and_size, usual_rates
 from rlhf.errors import ModelError, RewardError, did_you_mean
 from rlhf.native.library import compiler, why_no_compiler

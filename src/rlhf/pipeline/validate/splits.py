@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf.config.stages import DistillStage, OfflineStage
+from rlhf.config.stage_inputs import OfflineStage
+from rlhf.config.training_stages import DistillStage
 from rlhf.data.contracts import Row
 from rlhf.data.expand import prompt_key
 from rlhf.data.row_report import TokenizationReport

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf.config.stages import Stage, stage_adapter
+from rlhf.config.stage_union import Stage, stage_adapter
 from rlhf.data.contracts import Text
 from rlhf.data.expand import row_texts
 from rlhf.errors import RLHFError

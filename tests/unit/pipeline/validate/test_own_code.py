@@ -8,7 +8,8 @@ from rlhf.config.formulas import Formula, PairFormula
 from rlhf.config.pair_losses import PAIR_FORMULAS
 from rlhf.config.policy_losses import POLICY_LOSSES
 from rlhf.config.rewards import REWARD_KINDS, RulesRewardConfig
-from rlhf.config.stages import BY_KIND, DPOStage
+from rlhf.config.stages import BY_KIND
+from rlhf.config.training_stages import DPOStage
 from rlhf.errors import ConfigError
 from rlhf.pipeline.validate.own_code import formula_problem, name_problem
 from tests.unit.pipeline.validate.helpers import DPO, changed, only_problem, problems_of

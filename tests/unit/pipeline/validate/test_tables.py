@@ -6,9 +6,9 @@ import typing
 
 import pytest
 
+from rlhf.config.file_stages import PreferencesStage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import stage_classes
-from rlhf.config.stages import PreferencesStage
 from rlhf.data.contracts import Kind
 from rlhf.data.read import open_rows
 from rlhf.pipeline.validate.inputs import ROWS_TAKEN
