@@ -285,8 +285,19 @@ def _refusal(cls: type[BaseModel], tree: Mapping[str, Any], err: ValidationError
         error["loc"] for error in err.errors(include_url=False, include_input=False)
     ):
         # No complaint about the whole: what looks at the whole did not run. Users should not have to fix a file in two rounds.
-        lines += cls.left_unchecked(tree)
+        unknown = tuple(line.partition(UNKNOWN_KEY)[0] for line in lines if UNKNOWN_KEY in line)
+        lines += [line for line in cls.left_unchecked(tree) if not is_inside(line, unknown)]
     return refusal(source, lines)
+
+
+UNKNOWN_KEY = ": unknown key"
+"""What follows the place in a complaint about a key that does not exist, as ``rlhf.config.error_messages`` words it."""
+
+
+def is_inside(line: str, places: Iterable[str]) -> bool:
+    """Whether a complaint is about one of these places, or about something inside it."""
+    own = re.split(r"[:\s]", line, maxsplit=1)[0]
+    return any(f"{own}.".startswith(f"{place}.") for place in places)
 
 
 def refusal(source: str, lines: Iterable[str]) -> ConfigError:
