@@ -135,26 +135,42 @@ def _say(certificate: dict[str, Any], table: Any, path: Path, as_json: bool) -> 
 
 @app.command("check", cls=SettingsCommand)
 def check_judge(judge: JudgeArgument, settings: Overrides = None, as_json: JsonOption = False) -> None:
-    """Does a judge's certificate still hold? Exits with 0 where it does, or where none is needed, else with 20.
+    """Does a judge's certificate still hold? Exits with 0 where it does, or where there is none and none is needed, else with 20.
 
     \b
     rlhf judge check judge.yaml
     rlhf judge check judge.yaml certificate=warm.json temperature=0.5
     """
-    from rlhf.config.judges import read_judge
-    from rlhf.rewards.pairwise.certificate import certificate_problem, check_certificate, judge_called, read_certificate
+    from rlhf.config.judges import certificate_file, read_judge
+    from rlhf.rewards.pairwise.certificate import (
+        certificate_problem,
+        check_certificate,
+        judge_called,
+        problem_in_certificate,
+        read_certificate,
+    )
 
     config = read_judge(judge, settings or [])
-    problem = certificate_problem(config)
+    named, beside = getattr(config, "certificate", None), certificate_file(Path(judge))
+    path = Path(named).expanduser() if named is not None else beside if beside.is_file() else None
     unchecked: tuple[str, ...] = ()
-    if (file := getattr(config, "certificate", None)) is not None:
-        path = Path(file).expanduser()
+    if path is None:
+        problem = certificate_problem(config)
+    else:
+        problem = problem_in_certificate(config, path)
         unchecked = check_certificate(config, read_certificate(path), folder=path.parent).unchecked
     if as_json:
         print(json.dumps({"problem": problem, "unchecked": list(unchecked)}, indent=2, ensure_ascii=False))
     else:
-        needs = "is certified" if config.needs_certificate else "needs no certificate"
-        print(printable(problem or f"The judge {judge_called(config)} {needs}."))
+        name = judge_called(config)
+        fine = f"The certificate of the judge {name} holds ({path})." if path is not None else _needs_none(name, config)
+        print(printable(problem or fine))
         for each in unchecked:
             print(printable(f"- Not compared: {each}."))
     raise typer.Exit(0 if problem is None else EXIT_REFUSED)
+
+
+def _needs_none(name: str, config: Any) -> str:
+    return (
+        f"The judge {name} has no certificate and needs none: {config.needs_none_because}. `rlhf judge certify` measures it all the same."
+    )

@@ -132,7 +132,10 @@ def plain_lines(view: RowView) -> Iterator[str]:
 
 def plain_heading(view: RowView) -> Iterator[str]:
     """What the row is."""
-    yield f"{view.where}: a row of kind {view.kind}{f', as {view.made_for} rows' if view.made_for else ''}"
+    from rlhf.data.contracts import UNKNOWN
+
+    kind = "of no known kind" if view.kind == UNKNOWN else f"of kind {view.kind}"
+    yield f"{view.where}: a row {kind}{f', as {view.made_for} rows' if view.made_for else ''}"
 
 
 def sequence_heading(sequence: SequenceView) -> str:

@@ -6,6 +6,7 @@ all complaints come together. Nothing here imports torch.
 
 from __future__ import annotations
 
+import importlib
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -184,6 +185,8 @@ SHORT_FORMS = {
     **dict.fromkeys(("data", "prompts"), "path"),
 }
 """Sections that may be written as one text, and the key that the text is the value of: ``model: PATH`` is ``model: {path: PATH}``."""
+WRITTEN_AS_TEXTS = {"reward": "rlhf.config.rewards:settings_of_text"}
+"""Sections that may be written as one text that decides itself which key it is the value of, and the function that knows, by text."""
 SWITCHES = ("lora",)
 """Sections that ``true`` stands for with their defaults."""
 
@@ -204,17 +207,18 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str,
 
 def _apply_all(tree: dict[str, Any], items: Sequence[str]) -> None:
     for place, item in enumerate(items):
-        section = _apply(tree, item)
-        if section is not None:
-            same = f"{section}.{SHORT_FORMS.get(section.rpartition('.')[2], '')}="
+        stands_for = _apply(tree, item)
+        if stands_for is not None:
+            section = item.partition("=")[0]
+            same = tuple(f"{section}.{key}=" for key in stands_for)
             inside = [
                 other for other in items[:place] if other.startswith(f"{section}.") and not other.startswith(same)
             ]
             _apply_all(tree, inside)
 
 
-def _apply(tree: dict[str, Any], item: str) -> str | None:
-    """Apply one override in place; gives its key where the value is a section's short form."""
+def _apply(tree: dict[str, Any], item: str) -> dict[str, Any] | None:
+    """Apply one override in place; gives the section that its value stands for, where that is a short form."""
     dotted, equals, text = item.partition("=")
     *parents, leaf = dotted.split(".")
     if not equals or not all(key and key == key.strip() for key in (*parents, leaf)):
@@ -229,7 +233,7 @@ def _apply(tree: dict[str, Any], item: str) -> str | None:
         node[_index(node, leaf, item)] = value
     else:
         node[leaf] = value
-    return dotted if _long_form(leaf, value) is not None else None
+    return _long_form(leaf, value)
 
 
 def _step(node: Any, key: str, item: str) -> Any:
@@ -239,11 +243,13 @@ def _step(node: Any, key: str, item: str) -> Any:
         node[key] = {}
     child = node[key]
     if (section := _long_form(key, child)) is not None:
-        child = node[key] = section
+        names_kind = key in WRITTEN_AS_TEXTS and item.partition("=")[0].endswith(f"{key}.kind")
+        child = node[key] = {} if names_kind else section  # the text may be the value of a key that another kind does not have
     if not isinstance(child, dict | list):
+        is_file = isinstance(child, str) and child.endswith((".yaml", ".yml"))
         raise ConfigError(
-            f"Override {shortened(item)!r}: {key!r} holds the value {child!r}, not a section of keys; replace it as a whole, "
-            f"as in {key}={{...}}."
+            f"Override {shortened(item)!r}: {key!r} holds the value {child!r}, not a section of keys; "
+            f"{'change that file, or ' if is_file else ''}replace it as a whole, as in {key}={{...}}."
         )
     return child
 
@@ -252,6 +258,10 @@ def _long_form(key: str, value: Any) -> dict[str, Any] | None:
     """The section that a value stands for; None where it is not a short form."""
     if isinstance(value, str) and key in SHORT_FORMS:
         return {SHORT_FORMS[key]: value}
+    if isinstance(value, str) and key in WRITTEN_AS_TEXTS:
+        module, _, function = WRITTEN_AS_TEXTS[key].partition(":")
+        section: dict[str, Any] = getattr(importlib.import_module(module), function)(value)
+        return section
     return {} if value is True and key in SWITCHES else None
 
 
@@ -275,8 +285,19 @@ def _refusal(cls: type[BaseModel], tree: Mapping[str, Any], err: ValidationError
         error["loc"] for error in err.errors(include_url=False, include_input=False)
     ):
         # No complaint about the whole: what looks at the whole did not run. Users should not have to fix a file in two rounds.
-        lines += cls.left_unchecked(tree)
+        unknown = tuple(line.partition(UNKNOWN_KEY)[0] for line in lines if UNKNOWN_KEY in line)
+        lines += [line for line in cls.left_unchecked(tree) if not is_inside(line, unknown)]
     return refusal(source, lines)
+
+
+UNKNOWN_KEY = ": unknown key"
+"""What follows the place in a complaint about a key that does not exist, as ``rlhf.config.error_messages`` words it."""
+
+
+def is_inside(line: str, places: Iterable[str]) -> bool:
+    """Whether a complaint is about one of these places, or about something inside it."""
+    own = re.split(r"[:\s]", line, maxsplit=1)[0]
+    return any(f"{own}.".startswith(f"{place}.") for place in places)
 
 
 def refusal(source: str, lines: Iterable[str]) -> ConfigError:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticKnownError
 
 from rlhf.config.base import FunctionName, InputPath
 from rlhf.config.engines import EngineSpec, LocalEngineConfig, is_lowered
-from rlhf.config.hub_results import HubResultsConfig
+from rlhf.config.hub_results import OF_A_COMPARISON, HubResultsConfig
 from rlhf.config.judges import JudgeConfig, with_any_judge
 from rlhf.config.metric_table import (
     COLUMN_NEEDS,
@@ -284,6 +284,13 @@ class EvaluateStage(FilteredPrompts):
             metric = metric_named(name)
             if isinstance(metric, Metric) and (need := missing_need(metric.needs, frozenset(given))) is not None:
                 raise ValueError(f"the metric {name!r} needs {NEEDS[need].replace('=', '')}")
+        return self
+
+    @model_validator(mode="after")
+    def _hub_gets_what_is_measured(self) -> Self:
+        if self.hub_results is not None:
+            compares = self.baseline is not None and self.judge is not None
+            self.hub_results.check_metric([*self.metrics, *(OF_A_COMPARISON if compares else ())])
         return self
 
     @model_validator(mode="after")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.requirements import metric_of
+from rlhf.errors import did_you_mean
+
+OF_A_COMPARISON = (
+    "win_rate", "judge_score", "gold", "proxy", "entropy", "length", "unended_frac", "empty_frac", "repetition",
+    "judge_unseen_frac", "judge_overlong_frac", "distinct_1", "distinct_2", "distinct_completions", "variety",
+)  # fmt: skip
+"""What an evaluation with a judge and a baseline measures without being asked for it by `metrics`."""
 
 
 class HubResultsConfig(BaseConfig):
@@ -38,3 +47,18 @@ class HubResultsConfig(BaseConfig):
         if self.source_name is not None and self.source_url is None:
             raise ValueError("source_name names a link; give source_url with it")
         return self
+
+    def check_metric(self, measured: Sequence[str]) -> None:
+        """Refuse a number that the evaluation will not have, before anything is sampled.
+
+        Args:
+            measured: Metrics of the evaluation; ``metric/part`` is a part of one, and which parts there are shows later.
+
+        Raises:
+            ValueError: The number is none of them.
+        """
+        if self.metric not in measured and metric_of(self.metric) not in measured:
+            hint = did_you_mean(self.metric, measured)
+            raise ValueError(
+                f"hub_results.metric names {self.metric!r}, which this evaluation does not measure.{hint} It measures: {', '.join(measured)}"
+            )

@@ -44,6 +44,8 @@ class JudgeBase(BaseConfig):
     """``package.module:function`` that makes the judge of the settings."""
     not_deciding: ClassVar[frozenset[str]] = frozenset({"type", "name"})
     """Settings that change no verdict. A certificate is about all others."""
+    needs_none_because: ClassVar[str] = ""
+    """Why it needs no certificate, where it does not, as the end of a sentence."""
 
     if TYPE_CHECKING:  # every type says which it is; here the field would come before its own
         type: str
@@ -78,6 +80,7 @@ class FunctionJudgeConfig(JudgeBase):
     """
 
     builds = "rlhf.rewards.pairwise.function_judge:build_function_judge"
+    needs_none_because = "a function is a program that can be read"
     type: Literal["function"] = "function"
     function: FunctionName
     """`longer`, `shorter`, a kind of reward such as `rules`, `numeric` or `exact`, or `package.module:function`."""
@@ -108,6 +111,7 @@ class RewardModelJudgeConfig(JudgeBase):
     """A reward model: the completion with the higher score is better."""
 
     builds = "rlhf.rewards.pairwise.reward_model_judge:build_reward_model_judge"
+    needs_none_because = "the stage that trains a reward model measures it on held-out pairs"
     type: Literal["reward_model"] = "reward_model"
     path: InputPath
     """`stage:NAME`, a folder or a hub name."""
@@ -234,6 +238,7 @@ class HumanJudgeConfig(JudgeBase):
     """Votes of people on the very same completions."""
 
     builds = "rlhf.rewards.pairwise.human_judge:build_human_judge"
+    needs_none_because = "people are what judges are measured by"
     type: Literal["human"] = "human"
     labels: InputPath | None = None
     """A file of rows with `prompt`, `completion_a`, `completion_b` and `preference` (`a`, `b` or `tie`), or with `chosen` and `rejected`."""
@@ -251,6 +256,7 @@ class JuryJudgeConfig(JudgeBase):
     """Several judges together."""
 
     builds = "rlhf.rewards.pairwise.jury:build_jury"
+    needs_none_because = "no member is a prompted language model"
     not_deciding = JudgeBase.not_deciding | {"certificate"}
     type: Literal["jury"] = "jury"
     members: list[Annotated[Any, BeforeValidator(lambda value: validated_judge(value))]] = Field(min_length=2)

@@ -365,8 +365,8 @@ class ConstitutionRewardConfig(RewardBase):
         return inside + ([] if self.reward is None else [("reward", self.reward)])
 
 
-def _from_text(value: Any) -> Any:
-    """The settings that a plain text stands for."""
+def settings_of_text(value: Any) -> Any:
+    """The settings that a plain text stands for; anything else as it is."""
     if not isinstance(value, str):
         return value
     if value in {
@@ -407,7 +407,7 @@ FREE_OF_REWARDS = free_inside({key: free for kind in REWARD_KINDS for key, free 
 if TYPE_CHECKING:
     RewardSpec = Any  # any RewardBase
 else:
-    RewardSpec = Annotated[reduce(or_, REWARD_KINDS), Field(discriminator="kind"), BeforeValidator(_from_text)]
+    RewardSpec = Annotated[reduce(or_, REWARD_KINDS), Field(discriminator="kind"), BeforeValidator(settings_of_text)]
     """One judge; a list of them is a weighted sum."""
 
 

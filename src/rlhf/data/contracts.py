@@ -58,6 +58,10 @@ class Kind(StrEnum):
     PROMPT = "prompt"
 
 
+UNKNOWN = "unknown"
+"""What reports hold in place of a kind where a row has none."""
+
+
 class ComparisonType(StrEnum):
     """How a person was asked for a judgment."""
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlhf.data.chat import ROLES, is_out_of_turn
 from rlhf.data.contracts import (
+    UNKNOWN,
     BadRow,
     Kind,
     PreferenceRow,
@@ -94,7 +95,7 @@ class CheckReport:
         """A few lines, then the bad rows."""
         style = "conversational" if self.conversational else "standard"
         lines = [
-            f"{self.source}: {self.format}, {style} {self.kind} rows",
+            f"{self.source}: {self.format}, {f'{style} {self.kind} rows' if self.kind != UNKNOWN else 'no row of a known kind'}",
             f"{self.num_usable:,} of {counted(self.num_rows, 'row')} usable",
         ]
         if self.columns:
@@ -291,7 +292,7 @@ def run_check(
     return CheckReport(
         source=source_name(source),
         format=_format(source),
-        kind=str(kind) if kind is not None else "unknown",
+        kind=str(kind) if kind is not None else UNKNOWN,
         conversational=conversational[True] > conversational[False],
         num_rows=num_usable + len(bad),
         num_usable=num_usable,

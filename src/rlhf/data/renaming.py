@@ -22,26 +22,36 @@ MOST_LETTERS = 20
 NO_TEXTS = frozenset({"id", "ids", "len", "length", "model", "num", "rating", "score", "source", "tokens"})
 """Words in names of columns that say something about a text and do not hold it."""
 
-RENAME = " Rename columns with columns={'THEIRS': 'OURS'}, in a recipe `columns: {THEIRS: OURS}`."
+RENAME = (
+    " Rename columns with columns={'THEIRS': 'OURS'}, in a recipe `columns: {THEIRS: OURS}`, on the command line columns.THEIRS=OURS."
+)
 """Where no column seems to mean one of ours."""
 
 
 def rename_hint(theirs: Iterable[str], wanted: Sequence[str]) -> str:
-    """The renaming that columns seem to ask for, in Python and in a recipe; the empty text where none does.
+    """The renaming that columns seem to ask for, in Python, in a recipe and on the command line; the empty text where none does.
 
     Args:
         theirs: Columns that are there and known under no name of ours.
         wanted: Columns of ours that are not there.
     """
+    renamed = meant_columns(theirs, wanted)
+    if not renamed:
+        return ""
+    recipe = ", ".join(f"{name if name.isidentifier() else json.dumps(name)}: {ours}" for name, ours in renamed.items())
+    typed = " ".join(f"columns.{name}={ours}" for name, ours in renamed.items())
+    line = f", on the command line {typed}" if all(map(str.isidentifier, renamed)) else ""
+    return f" Rename with columns={renamed!r}, in a recipe `columns: {{{recipe}}}`{line}."
+
+
+def meant_columns(theirs: Iterable[str], wanted: Sequence[str]) -> dict[str, str]:
+    """Their column -> ours that it seems to mean; arguments as of ``rename_hint``."""
     renamed: dict[str, str] = {}
     for name in theirs:
         ours = MEANT.get(name.lower()) or _nearest(name.lower(), wanted)
         if ours is not None and ours in wanted and ours not in renamed.values():
             renamed[name] = ours
-    if not renamed:
-        return ""
-    recipe = ", ".join(f"{name if name.isidentifier() else json.dumps(name)}: {ours}" for name, ours in renamed.items())
-    return f" Rename with columns={renamed!r}, in a recipe `columns: {{{recipe}}}`."
+    return renamed
 
 
 def _nearest(name: str, wanted: Sequence[str]) -> str | None:

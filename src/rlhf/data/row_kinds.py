@@ -31,7 +31,7 @@ from rlhf.data.contracts import (
 )
 from rlhf.data.message_text import describe, listed
 from rlhf.data.prefixes import shared_length
-from rlhf.data.renaming import RENAME, rename_hint
+from rlhf.data.renaming import RENAME, meant_columns, rename_hint
 from rlhf.errors import did_you_mean
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -188,7 +188,7 @@ def detect_kind(
         hint = did_you_mean(missing[0], [name for name in cells if name not in SHAPES[nearest]])
         raise RowError(where, f"{_are_missing(missing)} for the kind {nearest}; {columns_text}.{hint}")
     if kind is None:
-        renaming = rename_hint(theirs, COLUMNS)
+        renaming = rename_hint(theirs, COLUMNS) if _leads_on(cells, meant_columns(theirs, COLUMNS), accepts) else ""
         forgotten = " Is the header line missing?" if header and not renaming else ""
         shapes = "; ".join(f"{k} ({', '.join(SHAPES[k])})" for k in wanted[:MOST_KINDS])
         others = f"; or {', '.join(wanted[MOST_KINDS:])}" if wanted[MOST_KINDS:] else ""
@@ -203,6 +203,13 @@ def detect_kind(
         f"{lacking}this is a row of kind {kind} ({columns_text}), and rows of kind {nearest}{others} are wanted."
         f"{rename_hint(theirs, missing) or ' Give other rows, or rename or drop columns with `columns`.'}",
     )
+
+
+def _leads_on(cells: Mapping[str, Any], renamed: Mapping[str, str], accepts: Sequence[Kind] | None) -> bool:
+    """Whether a row with renamed columns is not of a kind that is refused next."""
+    names = {renamed.get(name, name): value for name, value in cells.items()}
+    kind = next((kind for kind, columns in SHAPES.items() if not _missing(names, columns)), None)
+    return kind is None or accepts is None or kind in accepts
 
 
 def _are_missing(columns: Sequence[str]) -> str:

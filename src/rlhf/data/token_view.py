@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rlhf.config.lost_fields import LOST_FIELDS
 from rlhf.data.chat import special_tokens
-from rlhf.data.contracts import Kind, Prompt, Row, RowError
+from rlhf.data.contracts import UNKNOWN, Kind, Prompt, Row, RowError
 from rlhf.data.dataset_options import DatasetOptions, opened_with
 from rlhf.data.expand import row_texts
 from rlhf.data.field_table import FieldFate, field_table
@@ -182,7 +182,7 @@ def _view(part: Part, raw: RawRow, trial: RowTrial, made_for: str | None, option
     except RowError as err:
         return RowView(
             where=where,
-            kind="unreadable" if isinstance(raw.value, Unreadable) else "unknown",
+            kind="unreadable" if isinstance(raw.value, Unreadable) else UNKNOWN,
             made_for="",
             error=err.reason,
         )

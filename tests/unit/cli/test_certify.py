@@ -56,6 +56,20 @@ def test_certify_check_and_go_stale(place):
     assert "the labels changed" in run("check", "judge.yaml").output
 
 
+def test_a_judge_that_needs_no_certificate_is_told_so_and_one_that_it_has_is_looked_at(place):
+    (place / "judge.yaml").write_text("type: function\nfunction: shorter\n")
+    for judge in ("judge.yaml", "shorter"):
+        found = run("check", judge)
+        assert found.exit_code == 0
+        assert "has no certificate and needs none" in found.output
+    assert run("certify", "judge.yaml", "--labels", "votes.jsonl").exit_code == 0
+    assert "judge.yaml.certificate.json" in (found := run("check", "judge.yaml")).output
+    assert found.exit_code == 0
+    found = run("check", "judge.yaml", "function=longer")
+    assert found.exit_code == 20
+    assert "stale: the function changed" in found.output
+
+
 def test_a_refusal_names_its_reason_and_exits_with_20(place):
     (place / "judge.yaml").write_text("type: function\nfunction: longer\n")
     found = run("certify", "judge.yaml", "--labels", "votes.jsonl", "--json")

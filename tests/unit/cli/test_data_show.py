@@ -120,3 +120,14 @@ def test_no_control_of_a_file_reaches_a_terminal(tmp_path, monkeypatch):
         bad in result.stdout for bad in ("\x1b]", "\x1b[31mname", "\x1b[32mrows", "\x1b[2J", "\x07", "\x9b", "\u202e")
     )
     assert "name" in result.stdout
+
+
+def test_a_row_of_no_known_kind_is_refused_with_a_renaming_that_leads_on(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    for stage, wanted in (("sft", "columns.question=prompt columns.answer=completion"), ("dpo", "columns.THEIRS=OURS")):
+        found = CliRunner().invoke(
+            app, ["data", "show", str(tmp_path / "rows.jsonl"), "model=embedded", f"stage={stage}"]
+        )
+        assert found.exit_code == 3
+        assert "a row of no known kind\n" in found.output
+        assert wanted in found.output

@@ -126,6 +126,26 @@ def test_a_section_as_one_text_replaces_what_the_file_has():
     assert apply_overrides({}, ["model.lora.rank=8", "model=null"]) == {"model": None}
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["reward=judge.yaml", "reward.mode=pairwise"],
+        ["reward.mode=pairwise", "reward=judge.yaml"],
+        ["reward=other.yaml", "reward.mode=pairwise", "reward=judge.yaml"],
+        ["reward.kind=learned", "reward.judge=other.yaml", "reward.mode=pairwise", "reward=judge.yaml"],
+    ],
+)
+def test_a_reward_as_one_text_is_a_section_of_the_kind_that_it_stands_for(items):
+    assert apply_overrides({}, items) == {"reward": {"kind": "judge", "judge": "judge.yaml", "mode": "pairwise"}}
+
+
+def test_another_kind_of_reward_takes_nothing_from_the_text_that_it_replaces():
+    changed = apply_overrides({"reward": "runs/reward/model"}, ["reward.kind=judge", "reward.judge=judge.yaml"])
+    assert changed == {"reward": {"kind": "judge", "judge": "judge.yaml"}}
+    weighted = apply_overrides({"reward": "a.b:score"}, ["reward.weight=2"])
+    assert weighted == {"reward": {"kind": "function", "function": "a.b:score", "weight": 2}}
+
+
 def test_true_stands_for_adapters_with_their_defaults():
     assert ModelConfig(path="m", lora=True) == ModelConfig(path="m", lora={})
     assert ModelConfig(path="m", lora=False).lora is None
@@ -152,6 +172,7 @@ def test_the_short_form_of_a_section_is_read_as_the_long_one_that_overrides_make
         ("a.b", "is not of the form key.subkey=value"),
         ("=3", "is not of the form key.subkey=value"),
         ("text.b=3", r"'text' holds the value 'words', not a section of keys.*as in text=\{"),
+        ("judge.model=m", "'judge.yaml', not a section of keys; change that file, or replace it"),
         ("list.x=3", "'x' is not a place in a list of 2; count from 0"),
         ("list.2=3", "'2' is not a place in a list of 2"),
         ("a=[1", r"The value of override 'a=\[1' line 1, column 3 is not valid YAML"),
@@ -160,7 +181,7 @@ def test_the_short_form_of_a_section_is_read_as_the_long_one_that_overrides_make
 )
 def test_an_override_that_fits_nowhere_is_refused(override, message):
     with pytest.raises(ConfigError, match=message):
-        apply_overrides({"text": "words", "list": [1, 2]}, [override])
+        apply_overrides({"text": "words", "judge": "judge.yaml", "list": [1, 2]}, [override])
 
 
 def test_a_changed_copy_is_validated_and_keeps_the_rest():

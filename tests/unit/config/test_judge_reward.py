@@ -68,6 +68,7 @@ def test_what_can_t_be_is_refused_by_name(settings, key):
     [
         ({"eval_prompts": "e.jsonl"}, "evaluation.samples"),
         ({"eval_prompts": "e.jsonl", "evaluation": {"samples": 2}, "judge": "rules"}, "held-out judge"),
+        ({"curriculum": {}}, "curriculum"),
     ],
 )
 def test_a_reward_that_compares_siblings_needs_them(settings, key):

@@ -223,7 +223,8 @@ def test_who_has_most_of_a_rarer_kind_is_told_what_that_lacks(row, words):
             {"question": "q", "answer": "a"},
             None,
             "Rename with columns={'question': 'prompt', 'answer': 'completion'}, "
-            "in a recipe `columns: {question: prompt, answer: completion}`.",
+            "in a recipe `columns: {question: prompt, answer: completion}`, on the command line columns.question=prompt "
+            "columns.answer=completion.",
         ),
         ({"prompt": "q", "Best Answer": "a", "answer": "b"}, SFT.accepts, "`columns: {answer: completion}`"),
         ({"chosen one": "q"}, None, '`columns: {"chosen one": chosen}`'),
@@ -234,6 +235,7 @@ def test_who_has_most_of_a_rarer_kind_is_told_what_that_lacks(row, words):
         ),
         ({"prompt": "q", "response_chosen": "a", "rejected": "b"}, None, "`columns: {response_chosen: chosen}`"),
         ({"zzz": 1}, None, "Rename columns with columns={'THEIRS': 'OURS'}"),
+        ({"question": "q", "answer": "a"}, PREFERENCE.accepts, "Rename columns with columns={'THEIRS': 'OURS'}"),
     ],
 )
 def test_how_to_rename_is_shown_with_the_columns_that_are_there(row, accepts, hint):

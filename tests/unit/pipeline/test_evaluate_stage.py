@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rlhf.config.file_stages import EvaluateStage
+from rlhf.config.hub_results import OF_A_COMPARISON
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
@@ -139,9 +140,31 @@ def test_other_viewers_get_the_numbers_of_the_document_and_every_completion(fold
 
 
 def test_a_number_for_the_hub_that_was_not_measured_is_an_alarm_and_no_file(folder, tmp_path):
-    run(folder, tmp_path, hub_results={"dataset": "a/b", "metric": "pass_at_k"}, inspect_log=False)
+    run(folder, tmp_path, hub_results={"dataset": "a/b", "metric": "judge_unseen_frac"}, inspect_log=False)
     assert not (tmp_path / "compare" / "hub").exists()
     assert not (tmp_path / "compare" / "inspect_log.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "metric", "wanted"),
+    [
+        ({"metrics": ["pass_at_k", "length"]}, "pass_at_kk", r"hub_results\.metric .*Did you mean 'pass_at_k'\?"),
+        ({"metrics": ["length"]}, "win_rate", r"does not measure\..* It measures: length"),
+        ({"baseline": "b"}, "winrate", "Did you mean 'win_rate'"),
+    ],
+)
+def test_a_number_for_the_hub_that_will_not_be_measured_is_refused_before_anything_is_sampled(settings, metric, wanted):
+    stage = {"kind": "evaluate", "policy": "p", "prompts": "t.jsonl", "judge": "a.b:c", **settings}
+    with pytest.raises(ConfigError, match=wanted):
+        EvaluateStage.of({**stage, "hub_results": {"dataset": "a/b", "metric": metric}})
+    for fine in (*settings.get("metrics", ("win_rate", "gold/polite")), f"{settings.get('metrics', ['proxy'])[0]}/part"):
+        EvaluateStage.of({**stage, "hub_results": {"dataset": "a/b", "metric": fine}})
+
+
+def test_what_a_comparison_measures_is_known_before(folder, tmp_path):
+    judge = {"kind": "learned", "source": str(folder / "judge" / "model")}
+    _, document = run(folder, tmp_path, judge=judge)
+    assert {name.partition("/")[0] for name in document["changes"]} <= set(OF_A_COMPARISON)
 
 
 def test_one_prompt_has_no_interval_in_any_viewer(folder, tmp_path):

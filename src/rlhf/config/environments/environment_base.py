@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -39,6 +39,19 @@ class EnvironmentBase(Kind):
     def speaker(self) -> str:
         """The role that says observations in a conversation."""
         return "user"
+
+    def why_one_turn(self, stop: Sequence[str]) -> str | None:
+        """Why no episode with prompts in plain text has a second turn; None where one may.
+
+        Args:
+            stop: Texts that end a turn of the policy (`sampling.stop`).
+        """
+        if stop or self.max_turn_tokens is not None or self.max_turns == 1:
+            return None
+        return (
+            "Prompts are plain text, and nothing ends a turn but EOS, which ends the episode too: every episode has one turn. Give the texts "
+            "that end a turn, such as sampling.stop: [')='] for calls of tools, or environment.max_turn_tokens."
+        )
 
     def missing(self) -> Iterator[tuple[str, str, type[RLHFError]]]:
         """What this machine lacks for it: setting, message, class of the error."""

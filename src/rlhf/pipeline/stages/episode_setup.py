@@ -147,7 +147,8 @@ def open_episodes(
         if speaks_first and prompts and (has_messages or opened.sessions is not None):
             has_words = _has_first_words(opened, prompts[0], settings.timeout_seconds)
             speaks_first = has_words or not has_messages
-    for note in opened.notes:
+    one_turn = None if has_messages else settings.why_one_turn(stage.sampling.stop)
+    for note in (*opened.notes, *([one_turn] if one_turn is not None else [])):
         at.log.write("note", message=f"environment: {note}")
         at.log.say(f"  environment: {note}")
     turns = Turns(policy.tokenizer, role=settings.speaker, max_observation_tokens=settings.max_observation_tokens)

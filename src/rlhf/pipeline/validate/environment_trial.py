@@ -65,6 +65,14 @@ def check_environment_trial(review: Review, stage: PolicyStage) -> None:
         review.leave("reset and a turn of the environment, without a row of the prompts")
 
 
+def check_ends_of_turns(review: Review, stage: PolicyStage) -> None:
+    """Warn where no episode has a second turn, by the first row."""
+    settings: EnvironmentBase | None = stage.environment
+    why = settings.why_one_turn(stage.sampling.stop) if settings is not None else None
+    if why is not None and (row := _first_row(review, stage)) is not None and isinstance(row.prompt, str):
+        review.warn("sampling.stop", why)
+
+
 def _first_row(review: Review, stage: PolicyStage) -> PromptRow | None:
     rows = read_once(review, rows_inputs(stage)[0])
     return prompt_of(rows.rows[0]) if rows is not None and rows.rows else None

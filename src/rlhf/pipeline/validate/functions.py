@@ -107,9 +107,13 @@ def _try_environment(review: Review, stage: PolicyStage) -> None:
     named = [key for key, _ in functions(stage) if key.startswith(ENVIRONMENT)]
     if any(map(review.is_wrong, ("environment", "environment.arguments", "environment.transport", *named))):
         return
-    if review.deep or not is_ours:
-        from rlhf.pipeline.validate.environment_trial import check_environment_trial  # here: few recipes have one
+    from rlhf.pipeline.validate.environment_trial import (  # here: few recipes have one
+        check_ends_of_turns,
+        check_environment_trial,
+    )
 
+    check_ends_of_turns(review, stage)
+    if review.deep or not is_ours:
         check_environment_trial(review, stage)
 
 

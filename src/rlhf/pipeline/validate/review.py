@@ -136,6 +136,11 @@ class Review:
     shared: dict[Any, Any] = field(default_factory=dict)
     """What one check found out and others may use: rows of a file, a model's headers, a tokenizer."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every stage of the recipe is valid, and so among those that are looked at."""
+        return len(self.recipe.stages) >= len(self.order)
+
     def error(self, key: str, message: str, kind: type[RLHFError] = ConfigError) -> None:
         """Note what will stop the run."""
         self._add(Problem(self.stage, self._written(key), "error", message, kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -141,6 +142,8 @@ def _check_seen_prompts(review: Review, stage: Stage) -> None:
     seen = find_leakage(review.recipe.stages, stage, runs=Path(review.recipe.output_dir), count=count)
     for warning in seen.about_rows:
         review.warn("prompts", warning, DataError)
+    if not review.is_whole:  # a stage that is not valid is not there, and so of unknown origin
+        seen = replace(seen, unknown=())
     for note in seen.notes:
         review.note(note)
 

@@ -242,7 +242,21 @@ def certificate_problem(config: Any, *, asked: str = PAIRS) -> str | None:
             f"The judge {name} has no certificate: how far it agrees with people was not measured. `rlhf judge certify` measures it on "
             "items that people have judged."
         )
-    file = Path(path).expanduser()
+    return problem_in_certificate(settings, Path(path).expanduser(), asked=asked)
+
+
+def problem_in_certificate(settings: JudgeBase, file: Path, *, asked: str = PAIRS) -> str | None:
+    """Why a certificate does not vouch for a judge, whether it needs one or not; None where it does.
+
+    Args:
+        settings: Of the judge as it is now.
+        file: The certificate.
+        asked: As of ``certificate_problem``.
+
+    Raises:
+        ConfigError, DataError: As of ``certificate_problem``.
+    """
+    name = judge_called(settings)
     certificate = read_certificate(file)
     check = check_certificate(settings, certificate, folder=file.parent)
     if check.is_stale:

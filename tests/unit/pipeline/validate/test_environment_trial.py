@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rlhf.config.policy import SamplingConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.validate.check import find_problems, validate_recipe
 from rlhf.pipeline.validate.environment_trial import try_environment
@@ -78,3 +79,16 @@ def test_a_module_that_ends_the_process_is_one_error(tmp_path):
     found = [p for p in find_problems(recipe(tmp_path, environment), deep=False) if p.level == "error"]
     assert [problem.key for problem in found] == ["environment"]
     assert "ended its process (exit code 3)" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_one_turn"),
+    [({}, True), ({"max_turns": 1}, False), ({"max_turn_tokens": 8}, False)],
+)
+def test_plain_prompts_without_a_text_that_ends_a_turn_are_told_of_their_one_turn(tmp_path, settings, has_one_turn):
+    environment = {"source": "rlhf.rollout.calculator:Calculator", **settings}
+    warned = [p.key for p in validate_recipe(recipe(tmp_path, environment), deep=False).problems]
+    assert ("sampling.stop" in warned) == has_one_turn
+    fine = recipe(tmp_path, environment).stages["grpo"].model_copy(update={"sampling": SamplingConfig(stop=[")="])})
+    review = validate_recipe(RecipeConfig(name="run", output_dir=str(tmp_path), stages={"grpo": fine}), deep=False)
+    assert "sampling.stop" not in [p.key for p in review.problems]

@@ -176,3 +176,12 @@ def test_text_and_json_say_the_same(tree):
     assert text[-1].startswith("recipe.yaml: 7 errors and 3 warnings (4 stages")
     assert (machine["errors"], machine["warnings"], machine["exit_code"]) == (7, 3, 3)
     assert json.loads(json.dumps(machine)) == machine
+
+
+def test_what_follows_from_a_stage_that_is_not_valid_is_not_said(tree, tmp_path):
+    broken = changed(changed(tree, "sft", learning_rate="fast"), "grpo", modle="stage:evaluate")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(broken), encoding="utf-8")
+    review = validate_file(path)
+    assert [(problem.stage, problem.key) for problem in review.errors] == [("sft", "learning_rate"), ("grpo", "modle")]
+    assert "not known what these were trained on" not in review.to_text()
