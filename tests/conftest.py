@@ -91,6 +91,20 @@ def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
         yield set_aside
 
 
+@pytest.fixture(scope="session", autouse=True)
+def libraries_are_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of all workers and of later sessions: what a library was made from (sources, flags, compiler, processor) is in its name."""
+    cache = getattr(request.config, "cache", None)
+    if cache is None:  # -p no:cacheprovider
+        yield
+        return
+    from rlhf.native import library
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_own_folder", lambda: cache.mkdir("native"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def loggers_are_as_they_were() -> Iterator[None]:
     """A command that chose what is logged leaves it so for the next test in its process."""

@@ -6,6 +6,7 @@ all complaints come together. Nothing here imports torch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import typing
@@ -149,9 +150,17 @@ class Kind(BaseConfig):
 
 def named_things(config: BaseConfig) -> Iterator[tuple[tuple[str, ...], str, Names]]:
     """(place, text, what it names) of every text in ``config``, however deep, that names a file, a stage or a function."""
-    for name, field in type(config).model_fields.items():
-        kind = next((item for item in field.metadata if isinstance(item, Names)), None) or _marker(field.annotation)
+    for name, kind in _markers(type(config)).items():
         yield from _named(getattr(config, name), (name,), kind)
+
+
+@functools.cache
+def _markers(settings: type[BaseConfig]) -> dict[str, Names | None]:
+    """What texts in each field of a class name."""
+    return {
+        name: next((item for item in field.metadata if isinstance(item, Names)), None) or _marker(field.annotation)
+        for name, field in settings.model_fields.items()
+    }
 
 
 def _named(value: Any, place: tuple[str, ...], kind: Names | None) -> Iterator[tuple[tuple[str, ...], str, Names]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -85,8 +86,9 @@ def render(run: RunRecord, *, strict: bool = False) -> str:
     return page.render(run=run, sections=sections, contents=shown[1:], headline=verdict, made=datetime.now(UTC))
 
 
+@functools.cache
 def environment(*, strict: bool = False) -> jinja2.Environment:
-    """What renders the templates; ``strict`` raises where one uses an undefined variable."""
+    """What renders the templates, the same for all pages of a process; ``strict`` raises where one uses an undefined variable."""
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         bytecode_cache=kept_templates(),

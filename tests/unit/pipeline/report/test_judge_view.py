@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -19,9 +20,14 @@ RECORD = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "run", num_prompts=60, curves=False)
+
+
 @pytest.fixture
-def run(tmp_path):
-    folder = write_run(tmp_path / "run", num_prompts=60)
+def run(written, tmp_path):
+    folder = shutil.copytree(written, tmp_path / "run")
 
     def with_record(**changes):
         (stage,) = [path.parent for path in folder.glob("*/rollouts.jsonl")] or [folder / "ppo"]
