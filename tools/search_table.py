@@ -35,11 +35,14 @@ def run_seed(seed: int, folder: Path, *, ignore_code: bool) -> dict[str, Any]:
     recipe = load_recipe(RECIPE, [f"name=search-{seed}", f"seed={seed}", f"output_dir={folder}"])
     Pipeline(recipe).run(ignore_code=ignore_code)
     where = folder / f"search-{seed}"
-    part = json.loads((where / "compare" / "evaluation.json").read_text(encoding="utf-8"))["search"]
+    part, critics = (
+        json.loads((where / stage / "evaluation.json").read_text(encoding="utf-8"))["search"]
+        for stage in ("compare", "critics")
+    )
     prm = json.loads((where / "prm" / "artifact.json").read_text(encoding="utf-8"))["metrics"]
-    for each in part["strategies"]:
+    for each in (*part["strategies"], *critics["strategies"]):
         each.pop("solved")
-    return {"seed": seed, "f1": prm.get("eval/f1"), **part}
+    return {"seed": seed, "f1": prm.get("eval/f1"), **part, "critics": critics["strategies"]}
 
 
 def accuracy(title: str) -> Callable[[Outcomes], float]:
@@ -122,21 +125,44 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         "read and that the reward model read. *Sound* is the share of problems whose answer and steps are all right. Seconds are those of",
         "a machine that did other things too, and say little.",
         "",
+        *table(seeds, seeds),
+        "",
+        "## With a critic that knows the rules",
+        "",
+        "A program names the first wrong step, and the policy goes on from what stands before it; the process reward model decides what is",
+        "kept. No critic that learned can bring more, so these rows compare with each other and not with those above.",
+        "",
+        *table([{each["title"]: each for each in row["critics"]} for row in rows], seeds),
+    ]
+    lines += page_end(rows, seeds)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(parts: Sequence[Outcomes], seeds: Sequence[Outcomes]) -> list[str]:
+    """A line for each strategy of a comparison; ``seeds`` has the row ``sample`` that policy tokens are counted in."""
+    lines = [
         "| strategy | solved | sound | policy | total tokens | scored | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for title in seeds[0]:
-        solved = over_seeds([accuracy(title)(of_seed) for of_seed in seeds])
-        sound = statistics.fmean(float(of_seed[title]["metrics"].get("sound", float("nan"))) for of_seed in seeds)
-        policy = statistics.fmean(tokens(title)(of_seed) / tokens("sample")(of_seed) for of_seed in seeds)
+    for title in parts[0]:
+        solved = over_seeds([accuracy(title)(of_seed) for of_seed in parts])
+        sound = statistics.fmean(float(of_seed[title]["metrics"].get("sound", float("nan"))) for of_seed in parts)
+        policy = statistics.fmean(
+            tokens(title)(part) / tokens("sample")(of_seed) for part, of_seed in zip(parts, seeds, strict=True)
+        )
         total, scored, seconds = (
-            statistics.fmean(tokens(title, name)(of_seed) for of_seed in seeds)
+            statistics.fmean(tokens(title, name)(of_seed) for of_seed in parts)
             for name in ("total_tokens", "scorer_forwards", "seconds")
         )
         lines.append(
             f"| {title} | {solved} | {sound:.3f} | {policy:.1f} | {total:,.0f} | {scored:.1f} | {seconds:.2f} |"
         )
-    lines += [
+    return lines
+
+
+def page_end(rows: Sequence[Mapping[str, Any]], seeds: Sequence[Outcomes]) -> list[str]:
+    """Curves of pools, what was expected, and the advice of each seed."""
+    lines = [
         "",
         "## Fewer samples of the same pools",
         "",
@@ -166,9 +192,12 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         verdict = "every seed" if met == len(values) else f"{met} of {len(values)} seeds"
         lines.append(f"| {each.words} | " + " | ".join(f"{value:.3f}" for value in values) + f" | {verdict} |")
     lines += ["", "## What each comparison says", ""]
+    outdone = [title for title in seeds[0] if all(title in row["advice"]["outdone"] for row in rows)]
+    if outdone:
+        lines += [f"Not worth their tokens, on {'every' if len(rows) > 1 else 'this'} seed: {'; '.join(outdone)}.", ""]
     for row in rows:
         lines += [f"**Seed {row['seed']}.** " + " ".join(row["advice"]["sentences"]), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
 
 
 def main() -> None:

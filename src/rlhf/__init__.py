@@ -92,6 +92,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
     from rlhf.search.ensemble_policy import EnsemblePolicy as EnsemblePolicy
     from rlhf.search.sampler import BestOfNSampler as BestOfNSampler
+    from rlhf.search.sampler import IterativeRefiner as IterativeRefiner
     from rlhf.search.sampler import MCTSGenerator as MCTSGenerator
     from rlhf.search.strategies.adaptive_compute import AdaptiveComputeAllocator as AdaptiveComputeAllocator
     from rlhf.search.strategies.confidence_stopping import ConfidenceBasedStopping as ConfidenceBasedStopping
@@ -158,6 +159,7 @@ PUBLIC: dict[str, str] = {
     "GRPOTrainer": "rlhf.training.grpo:GRPOTrainer",
     "HumanEvalProtocol": "rlhf.feedback.human_evaluation.protocol:HumanEvalProtocol",
     "HumanEvalTask": "rlhf.store.values:Task",
+    "IterativeRefiner": "rlhf.search.sampler:IterativeRefiner",
     "KTOConfig": "rlhf.config.preference:KTOConfig",
     "KTODataset": "rlhf.data.datasets:KTODataset",
     "KTOTrainer": "rlhf.training.kto:KTOTrainer",

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from rlhf.config.recipe import load_recipe
-from rlhf.config.search import STRATEGY_KINDS, SearchConfig
+from rlhf.config.search import SearchConfig
+from rlhf.config.search_strategies import STRATEGY_KINDS
 from rlhf.search.configured_search import search_with
 from tests.fixtures.source import ROOT
 from tests.fixtures.step_world import DigitEngine, DigitScorer, prompt

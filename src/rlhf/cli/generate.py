@@ -44,10 +44,17 @@ def generate(
         Path | None,
         typer.Option(help="With --search: file of finished prompts with their traces; a rerun goes on from it."),
     ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            help="With a --search whose strategy is refine: file for preference rows, what a draft became over the draft."
+        ),
+    ] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """`rlhf generate`, whose help is in ``COMMANDS``."""
     config = _search_section(search, keep, samples)
+    _check_search(config, pairs, temperature)
     model = named_model(model)  # a run holds several, and which one is meant makes the difference
     check_there(model)
     from rlhf.config.policy import SamplingConfig
@@ -63,7 +70,7 @@ def generate(
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
     if config is not None:
-        for row in _searched(config, rows, policy, sampling, seed, keep):
+        for row in _searched(config, rows, policy, sampling, seed, keep, pairs):
             print(json.dumps({**row, "model": model}, ensure_ascii=False))
         return
     groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
@@ -109,25 +116,54 @@ def _search_section(text: str | None, keep: Path | None, samples: int) -> Search
     return SearchConfig.of(tree, source=text if is_file else "--search")
 
 
-def _searched(
-    config: SearchConfig, rows: Sequence[Prompt], policy: Any, sampling: Any, seed: int, keep: Path | None
-) -> Iterator[dict[str, Any]]:
-    from rlhf.rewards.factory import build_reward
-    from rlhf.rollout.local import LocalEngine
-    from rlhf.search.configured_search import search_with
+def _check_search(config: SearchConfig | None, pairs: Path | None, temperature: float) -> None:
+    """Refuse what makes no sense before a model is loaded."""
+    if pairs is not None and (config is None or not config.strategy.judges_revisions):
+        raise ConfigError("--pairs is a file of kept revisions; give --search a strategy that keeps some: refine.")
+    if config is None:
+        return
+    from rlhf.config.policy import SamplingConfig
+    from rlhf.config.search import why_no_search
 
-    scorer = None if config.reward is None else build_reward(config.reward, tokenizer=policy.tokenizer)
+    if why := why_no_search(config, SamplingConfig(temperature=temperature), num_samples=1):
+        raise ConfigError(f"{why[0].upper()}{why[1:]}.")
+
+
+def _searched(
+    config: SearchConfig,
+    rows: Sequence[Prompt],
+    policy: Any,
+    sampling: Any,
+    seed: int,
+    keep: Path | None,
+    pairs: Path | None,
+) -> Iterator[dict[str, Any]]:
+    from rlhf.rollout.local import LocalEngine
+    from rlhf.search.configured_search import build_search, search_with
+
+    engine = LocalEngine(policy)
+    scorer, helpers = build_search(config, [config.strategy], policy, engine)
     run = search_with(
         config,
         config.strategy,
         rows,
-        engine=LocalEngine(policy),
+        engine=engine,
         scorer=scorer,
+        helpers=helpers,
         sampling=sampling,
         seed=seed,
         file=keep,
     )
     results = {result.prompt_id: result for result in run.results}
+    if pairs is not None:
+        from rlhf.files import write_jsonl
+        from rlhf.search.refined_pairs import refined_pairs, refinement_lineage
+
+        assert scorer is not None
+        assert helpers.critic is not None
+        lineage = refinement_lineage(engine, scorer, helpers.critic, strategy=config.strategy.title, seed=seed)
+        answered = [(prompt, results[prompt.id]) for prompt in rows if prompt.id in results]
+        write_jsonl(pairs, refined_pairs(answered, lineage))
     for prompt in rows:
         result = results.get(prompt.id)
         completion = result.completion if result is not None else None

@@ -59,7 +59,7 @@ def compare(
 def strategies() -> None:
     """List the strategies, with what each needs."""
     from rlhf.config.descriptions import described_fields
-    from rlhf.config.search import STRATEGY_KINDS
+    from rlhf.config.search_strategies import STRATEGY_KINDS
 
     for kind in STRATEGY_KINDS:
         needs = "a reward that judges steps" if kind.by_step else "a reward" if kind.scores else ""

@@ -14,6 +14,7 @@ from rlhf.config.hub_results import OF_A_COMPARISON, HubResultsConfig
 from rlhf.config.judges import JudgeConfig, with_any_judge
 from rlhf.config.metric_table import (
     COLUMN_NEEDS,
+    DRAWN_COMPLETIONS,
     NEEDS,
     Metric,
     asks_model,
@@ -24,7 +25,7 @@ from rlhf.config.metric_table import (
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs, training_rewards_of
-from rlhf.config.search import SearchConfig
+from rlhf.config.search import SearchConfig, SearchSection, why_no_search
 from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, StageConfig, listed
 
 
@@ -136,6 +137,7 @@ class BestOfNStage(FilteredPrompts):
     kind: Literal["best_of_n"]
     runs = "best_of_n:run_best_of_n"
     samples = True
+    why_unwritten: ClassVar[Mapping[str, str]] = {"refined_pairs.jsonl": "give it a search whose strategy is refine"}
     model: ModelConfig
     """Who is asked."""
     prompts: InputPath | list[InputPath]
@@ -150,8 +152,9 @@ class BestOfNStage(FilteredPrompts):
     """Keep none that scores below this; null for no bound."""
     keep_cut: bool = False
     """Also keep completions that the length limit cut: they have no end, so nothing about ending is learned from them."""
-    search: SearchConfig | None = None
-    """Look for each of the `num_samples` completions by a strategy (docs/search.md) instead of drawing it; null to draw."""
+    search: SearchSection | None = None
+    """Look for each of the `num_samples` completions by a strategy (docs/search.md) instead of drawing it; null to draw. A strategy
+    `refine` also leaves `refined_pairs.jsonl`, preference rows of the revisions that it kept."""
     sampling: SamplingConfig = SamplingConfig()
     """How they are drawn."""
     max_prompt_length: int | None = Field(None, ge=1)
@@ -169,6 +172,8 @@ class BestOfNStage(FilteredPrompts):
             raise ValueError(
                 "at sampling.temperature 0 all completions of a prompt are the same; give a number above 0"
             )
+        if self.search is not None and (why := why_no_search(self.search, self.sampling, num_samples=self.num_samples)):
+            raise ValueError(why)
         if self.num_samples < 2 and any(spec.needs_siblings for _, spec in training_rewards_of(self)):
             raise ValueError(
                 "the reward compares completions of one prompt with each other; give num_samples of at least 2"
@@ -180,8 +185,9 @@ class BestOfNStage(FilteredPrompts):
         return [RowsInput("prompts", listed(self.prompts), "grpo", limit=self.limit)]
 
     def files_written(self) -> dict[str, str | None]:
-        """The completions that were kept."""
-        return {"demonstrations.jsonl": "completion"}
+        """The completions that were kept, and pairs of a draft and what it became."""
+        refines = self.search is not None and self.search.strategy.judges_revisions
+        return {"demonstrations.jsonl": "completion", **({"refined_pairs.jsonl": "preference"} if refines else {})}
 
 
 class EvaluateStage(FilteredPrompts):
@@ -234,6 +240,9 @@ class EvaluateStage(FilteredPrompts):
     """How they are drawn."""
     engine: EngineSpec = LocalEngineConfig()
     """Who draws them: `local` or `vllm`, as in stages that train."""
+    search: SearchSection | None = None
+    """Look for each completion by a strategy (docs/search.md) instead of drawing it, for policy and baseline alike, and report what that
+    cost; null to draw."""
     inspect_log: bool = True
     """Also write `inspect_log.json`: every sample with its scores, and every number with its interval, for Inspect's viewer."""
     hub_results: HubResultsConfig | None = None
@@ -303,6 +312,32 @@ class EvaluateStage(FilteredPrompts):
                 "its weights in a lower precision says differently"
             )
         return self
+
+    @model_validator(mode="after")
+    def _search_can_be_measured(self) -> Self:
+        if self.search is not None and (why := self._why_no_search(self.search)):
+            raise ValueError(why)
+        return self
+
+    def _why_no_search(self, search: SearchConfig) -> str | None:
+        """Why the search of this stage makes no sense; None where it does."""
+        if self.prompts is None:
+            return "search looks for completions, and there are no prompts; give prompts, or leave search out"
+        if why := why_no_search(search, self.sampling, num_samples=self.samples_per_prompt):
+            return why
+        if search.budget.seconds is not None:
+            return "search.budget.seconds would leave out prompts, other ones on each machine; limit policy_tokens"
+        if not_drawn := sorted(DRAWN_COMPLETIONS & set(self.metrics)):
+            return (
+                f"the metric {not_drawn[0]!r} is about completions that the policy itself draws, and a search finds other ones; leave out "
+                "the metric, or search"
+            )
+        if self.judge is not None and self.judge == search.reward:
+            return (
+                "judge and search.reward are the same, so the search would be measured by what it chooses by; give another judge, or "
+                "another search.reward"
+            )
+        return None
 
     def rows_read(self) -> list[RowsInput]:
         """Prompts, texts, and pairs for the reward model."""

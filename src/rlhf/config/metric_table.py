@@ -60,6 +60,9 @@ COLUMN_NEEDS = frozenset({"references", "should_refuse"})
 NO_COMPLETIONS = frozenset({"pairs", "texts"})
 """A metric with one of these reads rows of its own and samples nothing."""
 
+DRAWN_COMPLETIONS = frozenset({"kl_divergence"})
+"""Metrics whose number says something only of completions that were drawn from the policy's own distribution."""
+
 METRICS: Mapping[str, Metric] = {
     "kl_divergence": Metric(
         measure="kl_divergence:kl_divergence", needs=("ref_model",), unit="nats", of_baseline=False,

@@ -11,7 +11,8 @@ from rlhf.config.engines import EngineSpec, LocalEngineConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec
-from rlhf.config.search import SearchSettings, StrategySpec
+from rlhf.config.search import SearchSettings, missing_for
+from rlhf.config.search_strategies import StrategySpec
 from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, listed
 
 
@@ -51,8 +52,9 @@ class SearchCompareStage(SearchSettings, FilteredPrompts):
         titles = [strategy.title for strategy in self.strategies]
         if twice := sorted({title for title in titles if titles.count(title) > 1}):
             raise ValueError(f"two strategies are called {twice[0]!r}; give one of them another `name`")
-        if self.reward is None and (first := next((each for each in self.strategies if each.needs_reward), None)):
-            raise ValueError(f"the strategy {first.title!r} scores candidates, and nobody does; set reward")
+        for strategy in self.strategies:
+            if complaint := missing_for(strategy, self):
+                raise ValueError(f"{strategy.title!r}: {complaint}")
         if self.budget.seconds is not None:
             raise ValueError("budget.seconds would leave out other problems for each strategy; limit policy_tokens")
         if complaint := self.engine.complaint(self.sampling):

@@ -221,7 +221,27 @@ class KTOStage(KTOConfig, OfflineStage, PolicyTraining):
         return self.reference is not None or (self.measures_reference_point and self.model.lora is None)
 
 
-class PPOStage(PPOConfig, PolicyStage):
+class CriticStage(PolicyStage):
+    """What stages have whose policy learns with a critic."""
+
+    why_unwritten: ClassVar[Mapping[str, str]] = {"critic/": "set save_critic"}
+    save_critic: bool = False
+    """Also leave the critic, in `critic/`, a second model of the policy's size: a value model for searches (docs/search.md)."""
+
+    @model_validator(mode="after")
+    def _critic_can_be_saved(self) -> Self:
+        if self.save_critic and getattr(self, "value_model", None) == "shared":
+            raise ValueError(
+                "save_critic leaves a model, and a shared value_model is only a head on the policy's; take `separate`"
+            )
+        return self
+
+    def files_written(self) -> dict[str, str | None]:
+        """A model, what it said while it learned, and its critic."""
+        return {**super().files_written(), **({"critic/": None} if self.save_critic else {})}
+
+
+class PPOStage(PPOConfig, CriticStage):
     """Proximal policy optimization."""
 
     kind: Literal["ppo"]
@@ -229,7 +249,7 @@ class PPOStage(PPOConfig, PolicyStage):
     trainer = "rlhf.training.ppo:PPOTrainer"
 
 
-class VAPOStage(VAPOConfig, PolicyStage):
+class VAPOStage(VAPOConfig, CriticStage):
     """PPO for long reasoning."""
 
     kind: Literal["vapo"]
@@ -237,7 +257,7 @@ class VAPOStage(VAPOConfig, PolicyStage):
     trainer = "rlhf.training.ppo:VAPOTrainer"
 
 
-class TRPOStage(TRPOConfig, PolicyStage):
+class TRPOStage(TRPOConfig, CriticStage):
     """Trust-region policy optimization."""
 
     kind: Literal["trpo"]

@@ -48,6 +48,7 @@ def evaluate_policies(
     judge_called: str | None = None,
     judge_knows: KnownTexts | None = None,
     completions: tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Completion]]] | None = None,
+    not_drawn: str | None = None,
     progress: Callable[..., None] | None = None,
 ) -> Evaluation:
     """Sample both, judge both, and measure what changed.
@@ -73,6 +74,7 @@ def evaluate_policies(
         judge_called: What they call the judge; its own name by default.
         judge_knows: What a learned judge was trained on: how unlike it the completions are is measured too.
         completions: Those of policy and baseline, [P] of each prompt, where they were sampled already (with ``sampling``).
+        not_drawn: Why ``completions`` are no draws from the policies' own distributions; KL and entropy are missing then.
         progress: Called as ``progress(whose, by=how_many)`` for completions that are done (``ProgressBar.advance``).
 
     Returns:
@@ -93,7 +95,7 @@ def evaluate_policies(
         check_comparable(
             policy, baseline, what="The baseline"
         )  # it would be asked in token ids that it reads otherwise
-    unmeasurable = why_no_kl(sampling) or why_not_comparable(policy, baseline)
+    unmeasurable = not_drawn or why_no_kl(sampling) or why_not_comparable(policy, baseline)
 
     # 1. Ask both, judge both.
     sides = []

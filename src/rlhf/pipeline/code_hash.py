@@ -32,6 +32,8 @@ ROOT = Path(rlhf.__file__).parent
 PACKAGE = rlhf.__name__
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 """Where Python and packages lie that somebody installed."""
+SEARCH = f"{PACKAGE}.search.search_engine"
+"""Runs whatever strategy a stage has."""
 DECIDES_NOTHING = (
     "config/",
     "errors.py",
@@ -53,7 +55,8 @@ def code_of_stage(kind: str, stage: StageConfig) -> dict[str, str]:
     modules |= {judge.builds.partition(":")[0] for _, spec in rewards_of(stage) for judge in judges_of(spec)}
     modules |= {engine.builds.partition(":")[0] for engine in engines_of(stage).values()}
     modules |= {judge.builds.partition(":")[0] for judge in judges_of(stage)}
-    modules |= {strategy.module for strategy in strategies_of(stage) if strategy.module}
+    if strategies := strategies_of(stage):
+        modules |= {SEARCH, *(strategy.module for strategy in strategies if strategy.module)}
     modules |= {environment.builds.partition(":")[0] for environment in environments_of(stage).values()}
     modules |= {text.rpartition(":")[0] for _, text, names in named_things(stage) if is_own_function(text, names)}
     return code_of_modules(tuple(sorted(modules)))

@@ -66,6 +66,8 @@ class FunctionReward:
             )
         self._name = name or _own_name(function)
         self._spec = function if isinstance(function, str) else _own_name(function)
+        self.function = function
+        """As it was given: itself or its name."""
         self.arguments = dict(arguments or {})
         self.timeout_seconds = timeout_seconds
         self.on_error = on_error

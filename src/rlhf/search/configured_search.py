@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.search import AnswerConfig, OwnStrategyConfig, SearchSettings, StrategyConfig
+from rlhf.config.search import SearchSettings
+from rlhf.config.search_strategies import AnswerConfig, OwnStrategyConfig, StrategyConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
+from rlhf.rewards.factory import build_reward
 from rlhf.rewards.functions import load_function
 from rlhf.rewards.model_reward import ModelReward
 from rlhf.rewards.steps import ProcessReward
-from rlhf.rewards.types import Scorer
+from rlhf.rewards.types import Notify, Scorer, listen
+from rlhf.rollout.local import SamplablePolicy
 from rlhf.rollout.types import RolloutEngine
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Budget, Strategy
+from rlhf.search.critics import check_other_than_critic
 from rlhf.search.result_file import ResultFile
+from rlhf.search.search_helpers import SearchHelpers, build_helpers
 from rlhf.search.search_run import SearchRun, run_search
+from rlhf.search.value_scores import ValueScores
 
 
 def strategy_function(config: StrategyConfig) -> Strategy:
@@ -60,6 +66,38 @@ def separator_of(settings: SearchSettings, scorer: Scorer | None) -> str | None:
     return settings.step_separator or own
 
 
+def build_search(
+    settings: SearchSettings,
+    strategies: Sequence[StrategyConfig],
+    policy: SamplablePolicy,
+    engine: RolloutEngine,
+    *,
+    notify: Notify | None = None,
+) -> tuple[Scorer | None, SearchHelpers]:
+    """Who scores, and who else takes part; folders stand where settings named ``stage:`` inputs.
+
+    Args:
+        settings: What searches have in common.
+        strategies: Those that are going to search.
+        policy: Who is searched.
+        engine: Samples from it.
+        notify: Told of long waits for the scorer.
+
+    Raises:
+        ConfigError: The judge of revisions is the critic.
+        ModelError: The value model can't read what the policy writes.
+    """
+    scorer = None
+    if settings.reward is not None:
+        scorer = build_reward(settings.reward, tokenizer=policy.tokenizer)
+        if notify is not None:
+            listen(scorer, notify)
+    helpers = build_helpers(settings, policy, engine)
+    if scorer is not None and helpers.critic is not None and any(each.judges_revisions for each in strategies):
+        check_other_than_critic(scorer, helpers.critic)
+    return scorer, helpers
+
+
 def search_with(
     settings: SearchSettings,
     config: StrategyConfig,
@@ -67,6 +105,7 @@ def search_with(
     *,
     engine: RolloutEngine,
     scorer: Scorer | None,
+    helpers: SearchHelpers | None = None,
     sampling: SamplingConfig,
     seed: int,
     file: Path | None = None,
@@ -80,6 +119,7 @@ def search_with(
         prompts: See ``run_search``.
         engine: Samples.
         scorer: What ``settings.reward`` was built to.
+        helpers: What ``build_helpers`` made of the settings.
         sampling: How completions are drawn.
         seed: Same seed, same answers.
         file: Where finished prompts are kept.
@@ -90,6 +130,7 @@ def search_with(
     """
     if config.needs_reward and scorer is None:
         raise ConfigError(f"The strategy {config.title!r} scores candidates, and nobody does; set reward.")
+    helpers = helpers or SearchHelpers()
     results = None
     if file is not None:
         common = {name: getattr(settings, name) for name in SearchSettings.model_fields}
@@ -99,12 +140,17 @@ def search_with(
             "sampling": sampling.model_dump(mode="json"),
             "seed": seed,
         }
-        results = ResultFile(file, {**known, "policy": engine.fingerprint(), "reward_weights": _weights_of(scorer)})
+        known |= {"policy": engine.fingerprint(), "reward_weights": _weights_of(scorer)}
+        known["critic_identity"] = helpers.critic.identity if helpers.critic is not None else None
+        if isinstance(helpers.value, ValueScores):
+            known["value_weights"] = helpers.value.model.fingerprint()
+        results = ResultFile(file, known)
     return run_search(
         prompts,
         strategy_function(config),
         engine=engine,
         scorer=scorer,
+        helpers=helpers,
         arguments=arguments_of(config, settings.answer),
         sampling=sampling,
         separator=separator_of(settings, scorer),

@@ -16,13 +16,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from rlhf.config.policy import SamplingConfig
+from rlhf.config.search_revision import RevisionConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.rollout.types import Completion
+from rlhf.search.prompt_texts import PromptTexts, shown
 from rlhf.seeds import derive_seed
+
+ScoredBy = Literal["reward", "value"]
 
 
 @dataclass(slots=True)
@@ -30,13 +34,15 @@ class Cost:
     """What an answer cost."""
 
     policy_tokens: int = 0
-    """Sampled by the policy."""
+    """Sampled by the policy, and by a critic that is a model."""
     prefill_tokens: int = 0
-    """Prompts, and beginnings of completions, that the policy read before it sampled; once for all samples of one request."""
+    """Prompts, and beginnings of completions, that the policy or a critic read before it sampled; once for all samples of one request."""
     scorer_forwards: int = 0
-    """Completions, or beginnings of some, that were scored."""
+    """Completions, or beginnings of some, that were scored, by the reward or by a value model."""
     scorer_tokens: int = 0
-    """Tokens that reward models read, a shared beginning once; 0 for a scorer that runs no model here."""
+    """Tokens that reward models and value models read, a shared beginning once; 0 for a scorer that runs no model here."""
+    critiques: int = 0
+    """Texts asked of the critic."""
     seconds: float = 0.0
     """In engine and scorer; calls for several prompts are divided by their tokens."""
 
@@ -60,7 +66,7 @@ class Budget:
     """Limits that are never exceeded; None for none."""
 
     policy_tokens: int | None = None
-    """Sampled for each prompt."""
+    """Sampled for each prompt, critiques included."""
     scorer_forwards: int | None = None
     """For each prompt."""
     seconds: float | None = None
@@ -85,6 +91,10 @@ class SampleRequest:
     sampling: SamplingConfig
     step: bool
     """Whether sampling ends at the next separator of steps."""
+    draft: Completion | None = None
+    """What is revised; None where nothing is."""
+    prompt_ids: Sequence[int] | None = None
+    """What the policy reads in place of the search's prompt, such as the prompt with a draft and its critique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +102,29 @@ class ScoreRequest:
     """Scores wanted; answered by a list of floats, higher is better."""
 
     candidates: Sequence[Completion]
+    by: ScoredBy = "reward"
+    """``value`` for what a value model expects behind each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Critique:
+    """What a critic says of a draft."""
+
+    text: str
+    """Empty where it has nothing to say against it."""
+    keep: int | None = None
+    """Characters at the draft's beginning that are right as they are; None where the critic does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CritiqueRequest:
+    """A text wanted of the critic; answered by a ``Critique``."""
+
+    draft: Completion
+    rejected: Completion | None
+    """A worse completion that the draft is compared with; None to look at the draft alone."""
+    critique: Critique | None = None
+    """What was said of the draft, where advice that follows from it is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +138,7 @@ class ShareRequest:
     decide: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-Request: TypeAlias = SampleRequest | ScoreRequest | ShareRequest
+Request: TypeAlias = SampleRequest | ScoreRequest | CritiqueRequest | ShareRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +165,20 @@ class Ask:
         sampling: How completions are drawn; ``max_new_tokens`` is the limit of a whole completion.
         separator: Text that ends a step; None where completions have no steps.
         seed: The run's; ``random`` is derived from it and the prompt's id.
+        texts: The policy's tokenizer, for revisions; None where a search revises nothing.
     """
 
-    def __init__(self, prompt: Prompt, *, sampling: SamplingConfig, separator: str | None, seed: int) -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        *,
+        sampling: SamplingConfig,
+        separator: str | None,
+        seed: int,
+        texts: PromptTexts | None = None,
+    ) -> None:
         self.prompt = prompt
+        self.texts = texts
         self.sampling = sampling
         self.separator = separator
         self.random = random.Random(derive_seed(seed, "search", prompt.id))
@@ -180,6 +223,44 @@ class Ask:
     def score(self, candidates: Sequence[Completion]) -> ScoreRequest:
         """Ask for the scores of candidates; one of no candidates is answered by an empty list."""
         return ScoreRequest(candidates=list(candidates))
+
+    def value(self, candidates: Sequence[Completion]) -> ScoreRequest:
+        """Ask what the value model expects behind each candidate; scores stay what the reward gave."""
+        return ScoreRequest(candidates=list(candidates), by="value")
+
+    def critique(self, draft: Completion, *, rejected: Completion | None = None) -> CritiqueRequest:
+        """Ask what is wrong with a draft, or why it is better than another completion and what it still lacks."""
+        return CritiqueRequest(draft=draft, rejected=rejected)
+
+    def advice(self, draft: Completion, critique: Critique, *, rejected: Completion | None = None) -> CritiqueRequest:
+        """Ask what should be done about a critique; a critic that is a function repeats it."""
+        return CritiqueRequest(draft=draft, rejected=rejected, critique=critique)
+
+    def revise(self, draft: Completion, critique: Critique, how: RevisionConfig, *, num: int = 1) -> SampleRequest:
+        """Ask for revisions of a draft.
+
+        Args:
+            draft: A candidate.
+            critique: What is said of it.
+            how: Whether the policy writes the completion anew, or goes on from what is right of it.
+            num: How many.
+
+        Raises:
+            ConfigError: ``how`` goes on from what is right, and the critic does not say what that is; or the run has no tokenizer.
+        """
+        if self.texts is None:
+            raise ConfigError("This search revises drafts, and was given no tokenizer to read or write them with.")
+        request = self.sample(num)
+        if how.by == "rewriting":
+            text = how.text(prompt=shown(self.prompt), draft=draft.text, critique=critique.text)
+            return replace(request, draft=draft, prompt_ids=self.texts.ids(self.prompt, text))
+        if critique.keep is None:
+            raise ConfigError(
+                f"revision.by is continuing, and the critic did not say how much of the draft of {self.prompt.id!r} is right; give "
+                "{'text': ..., 'keep': number of characters}, or set revision.by to rewriting."
+            )
+        kept = self.texts.beginning(self.prompt, draft, critique.keep)
+        return replace(self.sample(num, prefix=kept), draft=draft)
 
     def share(self, value: Any, decide: Callable[[Sequence[Any]], Sequence[Any]]) -> ShareRequest:
         """Ask for this prompt's share of a decision over all prompts; see ``ShareRequest``."""
@@ -291,8 +372,9 @@ def requests_of(asked: Any) -> Iterator[Request]:
         ConfigError: It is no request.
     """
     for request in asked if isinstance(asked, list) else [asked]:
-        if not isinstance(request, SampleRequest | ScoreRequest | ShareRequest):
+        if not isinstance(request, Request):
             raise ConfigError(
-                f"A strategy yielded a {type(request).__name__}; yield what ask.sample, ask.score or ask.share give, or a list of these."
+                f"A strategy yielded a {type(request).__name__}; yield what a method of ask such as ask.sample or ask.score gives, or a "
+                "list of these."
             )
         yield request

@@ -10,10 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from rlhf.config.policy import SamplingConfig
+from rlhf.config.search_revision import RevisionConfig
 from rlhf.data.contracts import Prompt, Text
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.expand import prompt_names
 from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.files import write_jsonl
+from rlhf.models.value import ValueModel
 from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_kl_with_ties, best_of_n_means, score_shares
 from rlhf.rewards.factory import as_scorer
 from rlhf.rewards.steps import ProcessReward
@@ -21,8 +24,13 @@ from rlhf.rollout.local import LocalEngine, SamplablePolicy
 from rlhf.rollout.types import RolloutEngine
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Budget, SearchResult, Strategy
+from rlhf.search.critics import as_critic, check_other_than_critic
+from rlhf.search.prompt_texts import PromptTexts
+from rlhf.search.refined_pairs import refined_pairs, refinement_lineage
+from rlhf.search.search_helpers import SearchHelpers, value_scores
 from rlhf.search.search_run import run_search
 from rlhf.search.strategies.highest_score import best_of_n
+from rlhf.search.strategies.refinement import refine
 from rlhf.search.strategies.tree_search import mcts
 from rlhf.search.strategies.votes_on_answers import majority_vote, weighted_vote
 from rlhf.search.strategy_comparison import pool_of
@@ -40,6 +48,9 @@ class SearchGenerator:
         sampling: How completions are drawn.
         separator: Text that ends a step; by default that of a process reward model.
         budget: Limits, see ``Budget``.
+        critic: Who says what is wrong with drafts: a function (``rlhf.search.critics``), ``"policy"``, a ``PolicyModel``, or what a
+            ``critic`` section takes; None where the strategy asks none.
+        value_model: A ``ValueModel`` or its folder, for strategies that ask one.
         seed: Same seed, same answers.
     """
 
@@ -49,6 +60,8 @@ class SearchGenerator:
         strategy: Strategy,
         reward: Any = None,
         *,
+        critic: Any = None,
+        value_model: ValueModel | str | None = None,
         arguments: Mapping[str, Any] | None = None,
         engine: RolloutEngine | None = None,
         sampling: SamplingConfig | None = None,
@@ -67,6 +80,11 @@ class SearchGenerator:
             self.separator = self.scorer.model.step_separator
         self.budget = budget or Budget()
         self.seed = seed
+        self.helpers = SearchHelpers(
+            critic=None if critic is None else as_critic(critic, policy, self.engine),
+            value=None if value_model is None else value_scores(value_model, policy),
+            texts=PromptTexts(policy.tokenizer),
+        )
 
     def generate(
         self, prompts: Sequence[Text] | Sequence[Prompt], *, file: Path | str | None = None
@@ -84,9 +102,12 @@ class SearchGenerator:
         if texts:
             rows = list(GRPODataset([{"prompt": text} for text in texts], self.policy.tokenizer))
             asked = [replace(row, id=name) for row, name in zip(rows, prompt_names(texts), strict=True)]
+        return self._searched(asked, file)
+
+    def _searched(self, asked: Sequence[Prompt], file: Path | str | None) -> list[SearchResult]:
         return run_search(
-            asked, self.strategy, engine=self.engine, scorer=self.scorer, arguments=self.arguments, sampling=self.sampling,
-            separator=self.separator, budget=self.budget, seed=self.seed, file=file,
+            asked, self.strategy, engine=self.engine, scorer=self.scorer, helpers=self.helpers, arguments=self.arguments,
+            sampling=self.sampling, separator=self.separator, budget=self.budget, seed=self.seed, file=file,
         ).results  # fmt: skip
 
 
@@ -177,9 +198,67 @@ class MCTSGenerator(SearchGenerator):
     """
 
     def __init__(self, policy: SamplablePolicy, reward: Any, **settings: Any) -> None:
-        shared = {"engine", "sampling", "separator", "budget", "seed"}
+        shared = {"engine", "sampling", "separator", "budget", "seed", "value_model"}
         how = {name: settings.pop(name) for name in shared & settings.keys()}
         super().__init__(policy, mcts, reward, arguments=settings, **how)
+
+
+class IterativeRefiner(SearchGenerator):
+    """Generate, criticize, refine: a refinement is kept only where a judge other than the critic scores it higher.
+
+    Args:
+        policy: Who writes drafts and refinements.
+        critic: As of ``SearchGenerator``.
+        judge: Who decides: whatever may be a reward there.
+        rounds: The most critiques of a prompt's draft.
+        samples: Refinements of each critique.
+        min_gain: Kept where the judge's score is higher by more than this.
+        revision: How a draft is revised: ``RevisionConfig`` or its settings.
+        how: Further arguments of ``SearchGenerator``.
+
+    Raises:
+        ConfigError: Judge and critic are the same.
+    """
+
+    def __init__(
+        self,
+        policy: SamplablePolicy,
+        critic: Any,
+        judge: Any,
+        *,
+        rounds: int = 3,
+        samples: int = 1,
+        min_gain: float = 0.0,
+        revision: RevisionConfig | Mapping[str, Any] | None = None,
+        **how: Any,
+    ) -> None:
+        if not isinstance(revision, RevisionConfig):
+            revision = RevisionConfig.of(revision or {})
+        arguments = {"rounds": rounds, "samples": samples, "min_gain": min_gain, "revision": revision}
+        super().__init__(policy, refine, judge, critic=critic, arguments=arguments, **how)
+        assert self.scorer is not None
+        assert self.helpers.critic is not None
+        check_other_than_critic(self.scorer, self.helpers.critic)
+        self._answered: list[tuple[Prompt, SearchResult]] = []
+
+    def preference_rows(self) -> list[dict[str, Any]]:
+        """What every refinement so far was kept for: rows in which it is chosen over its draft, with who made them in ``lineage``."""
+        assert self.scorer is not None
+        assert self.helpers.critic is not None
+        lineage = refinement_lineage(self.engine, self.scorer, self.helpers.critic, strategy="refine", seed=self.seed)
+        return refined_pairs(self._answered, lineage)
+
+    def save_preferences(self, path: Path | str) -> int:
+        """Write ``preference_rows`` as JSONL, which `rlhf data check` and ``kind: dpo`` read; gives their number."""
+        rows = self.preference_rows()
+        write_jsonl(Path(path), rows)
+        return len(rows)
+
+    def _searched(self, asked: Sequence[Prompt], file: Path | str | None) -> list[SearchResult]:
+        results = super()._searched(asked, file)
+        prompts = {prompt.id: prompt for prompt in asked}
+        self._answered += [(prompts[result.prompt_id], result) for result in results]
+        return results
 
 
 def _scores(results: Sequence[SearchResult]) -> list[Sequence[float]]:

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.search import SearchConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, check_type
-from rlhf.rewards.types import Scorer
+from rlhf.formatting import plain_number
+from rlhf.models.policy import PolicyModel
+from rlhf.rewards.types import Notify, Scorer
 from rlhf.rollout.requests import number_samples
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike, RolloutEngine
-from rlhf.search.configured_search import search_with
-from rlhf.search.contract import Cost, total_cost
+from rlhf.search.configured_search import build_search, search_with
+from rlhf.search.contract import Cost, SearchResult, total_cost
+from rlhf.search.refined_pairs import refined_pairs, refinement_lineage
+from rlhf.search.search_helpers import SearchHelpers
+from rlhf.search.strategies.refinement import ACCEPTED
 from rlhf.seeds import derive_seed
+
+COST_WORDS = {
+    "total_tokens": "tokens in total",
+    "policy_tokens": "sampled",
+    "scorer_forwards": "scored candidates",
+    "critiques": "critiques",
+}
+"""Numbers of ``Cost`` that are told -> what they count."""
+
+
+def searching_engine(
+    config: SearchConfig, engine: RolloutEngine, policy: PolicyModel, *, notify: Notify | None = None
+) -> SearchEngine:
+    """An engine that searches, with whoever scores and criticizes; see ``build_search``."""
+    scorer, helpers = build_search(config, [config.strategy], policy, engine, notify=notify)
+    return SearchEngine(engine, config, scorer, helpers)
 
 
 class SearchEngine:
@@ -27,14 +49,23 @@ class SearchEngine:
         engine: Samples for the search.
         config: The search.
         scorer: What ``config.reward`` was built to.
+        helpers: What ``build_helpers`` made of it.
     """
 
-    def __init__(self, engine: RolloutEngine, config: SearchConfig, scorer: Scorer | None) -> None:
+    def __init__(
+        self, engine: RolloutEngine, config: SearchConfig, scorer: Scorer | None, helpers: SearchHelpers | None = None
+    ) -> None:
         self.engine = engine
         self.config = config
         self.scorer = scorer
+        self.helpers = helpers
         self.cost = Cost()
         """Of all searches so far."""
+        self.num_searches = 0
+        self.num_stopped = 0
+        """Searches that the budget ended."""
+        self.accepted: list[tuple[Prompt, SearchResult]] = []
+        """Searches that kept revisions, with their prompts."""
 
     @property
     def weight_version(self) -> int:
@@ -69,10 +100,11 @@ class SearchEngine:
             asked,
             engine=self.engine,
             scorer=self.scorer,
+            helpers=self.helpers,
             sampling=sampling,
             seed=own,
         )
-        self.cost.add(total_cost(run.results))
+        self._count(asked, run.results)
         by_id = {result.prompt_id: result.completion for result in run.results}
         groups: list[list[Completion]] = [[] for _ in prompts]
         for (place, sample), prompt in zip(places, asked, strict=True):
@@ -83,6 +115,32 @@ class SearchEngine:
                 )
             groups[place].append(replace(completion, prompt_id=prompts[place].id, sample=sample))
         return groups
+
+    def _count(self, asked: Sequence[Prompt], results: Sequence[SearchResult]) -> None:
+        self.cost.add(total_cost(results))
+        self.num_searches += len(results)
+        self.num_stopped += sum(result.stopped_by is not None for result in results)
+        prompts = {prompt.id: prompt for prompt in asked}
+        self.accepted += [(prompts[result.prompt_id], result) for result in results if result.details.get(ACCEPTED)]
+
+    def cost_per_completion(self) -> dict[str, float]:
+        """Each number of ``Cost``, for each search so far."""
+        return {name: value / max(self.num_searches, 1) for name, value in self.cost.to_dict().items()}
+
+    def cost_sentence(self) -> str:
+        """What a completion cost, in words."""
+        cost = self.cost_per_completion()
+        told = ", ".join(f"{plain_number(cost[name])} {words}" for name, words in COST_WORDS.items() if cost[name])
+        return f"{self.config.strategy.title}: {told} a completion"
+
+    def refined_pairs(self, *, seed: int) -> list[dict[str, Any]]:
+        """Preference rows of the revisions that were kept so far."""
+        if self.scorer is None or self.helpers is None or self.helpers.critic is None:
+            return []
+        lineage = refinement_lineage(
+            self.engine, self.scorer, self.helpers.critic, strategy=self.config.strategy.title, seed=seed
+        )
+        return refined_pairs(self.accepted, lineage)
 
     def pause(self) -> None:
         """The inner engine."""

@@ -5,35 +5,39 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, DataError, RLHFError, text_of
+from rlhf.errors import ConfigError, DataError
 from rlhf.rewards.types import Scorer, ask_scorer
-from rlhf.rollout.types import Completion, RolloutEngine
+from rlhf.rollout.types import RolloutEngine
 from rlhf.search.contract import (
     Ask,
     Budget,
-    BudgetSpent,
-    Choice,
     Cost,
-    Request,
+    CritiqueRequest,
     SampleRequest,
+    ScoredBy,
     ScoreRequest,
-    Search,
     SearchResult,
     ShareRequest,
     Strategy,
     continued,
-    requests_of,
 )
+from rlhf.search.critics import AskedCritique
+from rlhf.search.live_search import LiveSearch, Waiting, advance, begin, result_of, stop
 from rlhf.search.result_file import ResultFile
-from rlhf.search.step_scores import ScoredRow, StepScores, tokens_read
+from rlhf.search.search_helpers import SearchHelpers
+from rlhf.search.step_scores import ScoredRow, tokens_read
 
 PROMPTS_AT_ONCE = 64
+NO_SCORER: Mapping[ScoredBy, str] = {
+    "reward": "This strategy scores candidates, and there is no scorer; set reward.",
+    "value": "This strategy asks a value model, and there is none; set value_model.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +46,6 @@ class EnginePrompt:
 
     id: str
     ids: list[int]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A request under way, and what has come of it."""
-
-    request: Request
-    answer: Any = None
-    done: bool = False
-    got: list[Any] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Live:
-    """One prompt's search."""
-
-    place: int
-    prompt: Prompt
-    ask: Ask
-    search: Search
-    scores: StepScores | None
-    waiting: list[_Waiting] = field(default_factory=list)
-    as_list: bool = False
-    trace: list[dict[str, Any]] = field(default_factory=list)
-    parents: dict[int, Completion | None] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
-    num_requests: int = 0
-    stopped_by: str | None = None
-    choice: Choice | None = None
-    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +66,7 @@ def run_search(
     *,
     engine: RolloutEngine,
     scorer: Scorer | None = None,
+    helpers: SearchHelpers | None = None,
     arguments: Mapping[str, Any] | None = None,
     sampling: SamplingConfig | None = None,
     separator: str | None = None,
@@ -112,6 +87,7 @@ def run_search(
         strategy: See ``rlhf.search.contract``.
         engine: Samples for it.
         scorer: Judges for it; a strategy that scores nothing needs none.
+        helpers: Its critic, a value model and the policy's tokenizer, for strategies that ask for these.
         arguments: Settings of the strategy, by keyword.
         sampling: How completions are drawn.
         separator: Text that ends a step.
@@ -129,6 +105,7 @@ def run_search(
         RewardError: The scorer failed.
     """
     sampling, budget, arguments = sampling or SamplingConfig(), budget or Budget(), dict(arguments or {})
+    helpers = helpers or SearchHelpers()
     _check_ids(prompts)
     if isinstance(file, str | Path):
         known = {
@@ -141,7 +118,7 @@ def run_search(
     kept = dict(file.results) if file is not None else {}
     start, results = clock(), {}
     shares = bool(getattr(strategy, "shares_between_prompts", False))
-    block_runner = _Block(engine, scorer, budget, seed, start, clock)
+    block_runner = _Block(engine, scorer, helpers, budget, seed, start, clock)
     for first in range(0, len(prompts), prompts_at_once):
         block = prompts[first : first + prompts_at_once]
         missing = [prompt for prompt in block if prompt.id not in kept]
@@ -149,18 +126,18 @@ def run_search(
             missing = list(block)  # their shares depend on all of them
         if missing and not block_runner.out_of_time:
             lives = [
-                _begin(
+                begin(
                     place,
                     prompt,
                     strategy,
                     arguments,
-                    Ask(prompt, sampling=sampling, separator=separator, seed=seed),
+                    Ask(prompt, sampling=sampling, separator=separator, seed=seed, texts=helpers.texts),
                     scorer,
                 )
                 for place, prompt in enumerate(missing)
             ]
             block_runner.run(lives)
-            new = [_result(live) for live in lives]
+            new = [result_of(live) for live in lives]
             kept |= {result.prompt_id: result for result in new}
             if file is not None:
                 file.add([result for result in new if result.stopped_by != "seconds"])
@@ -181,12 +158,13 @@ class _Block:
         self,
         engine: RolloutEngine,
         scorer: Scorer | None,
+        helpers: SearchHelpers,
         budget: Budget,
         seed: int,
         start: float,
         clock: Callable[[], float],
     ) -> None:
-        self.engine, self.scorer, self.budget, self.seed = engine, scorer, budget, seed
+        self.engine, self.scorer, self.helpers, self.budget, self.seed = engine, scorer, helpers, budget, seed
         self.start, self.clock = start, clock
         self.cost_per_token = int(getattr(engine, "num_policies", 1))
 
@@ -194,26 +172,28 @@ class _Block:
     def out_of_time(self) -> bool:
         return self.budget.seconds is not None and self.clock() - self.start >= self.budget.seconds
 
-    def run(self, lives: Sequence[_Live]) -> None:
+    def run(self, lives: Sequence[LiveSearch]) -> None:
         """Until every search of the block has its answer."""
         for live in lives:
-            _advance(live, None)
+            advance(live, None)
         while open_ones := [live for live in lives if not live.finished]:
             if self.out_of_time:
                 for live in open_ones:
-                    _stop(live, "seconds")
+                    stop(live, "seconds")
                 continue
             self._sample(open_ones)
-            self._score([live for live in open_ones if not live.finished])
+            self._score([live for live in open_ones if not live.finished], "reward")
+            self._score([live for live in open_ones if not live.finished], "value")
+            self._criticize([live for live in open_ones if not live.finished])
             self._share([live for live in open_ones if not live.finished])
             for live in open_ones:
                 if not live.finished and all(each.done for each in live.waiting):
                     answers = [each.answer for each in live.waiting]
-                    _advance(live, answers if live.as_list else answers[0])
+                    advance(live, answers if live.as_list else answers[0])
 
-    def _sample(self, lives: Sequence[_Live]) -> None:
+    def _sample(self, lives: Sequence[LiveSearch]) -> None:
         """Serve what can be served of every request for samples; requests of one kind go into one call."""
-        groups: dict[Any, list[tuple[_Live, _Waiting, SampleRequest]]] = defaultdict(list)
+        groups: dict[Any, list[tuple[LiveSearch, Waiting, SampleRequest]]] = defaultdict(list)
         for live in lives:
             spent = 0
             for each in live.waiting:
@@ -225,7 +205,7 @@ class _Block:
                         self._answer(each)
                         live.stopped_by = "policy_tokens"
                         continue
-                    _stop(live, "policy_tokens")
+                    stop(live, "policy_tokens")
                     break
                 num, limit = fits
                 spent += num * limit
@@ -236,7 +216,7 @@ class _Block:
             if members:
                 self._call_engine(members, num, SamplingConfig.model_validate_json(how))
 
-    def _fitting(self, live: _Live, each: _Waiting, spent: int) -> tuple[int, int] | None:
+    def _fitting(self, live: LiveSearch, each: Waiting, spent: int) -> tuple[int, int] | None:
         """How many samples of how many tokens the budget surely has room for; None where there is room for none."""
         assert isinstance(each.request, SampleRequest)
         want, limit = each.request.num - len(each.got), each.request.sampling.max_new_tokens
@@ -248,20 +228,20 @@ class _Block:
         return (1, left) if left > 0 else None
 
     def _call_engine(
-        self, members: Sequence[tuple[_Live, _Waiting, SampleRequest]], num: int, sampling: SamplingConfig
+        self, members: Sequence[tuple[LiveSearch, Waiting, SampleRequest]], num: int, sampling: SamplingConfig
     ) -> None:
         prompts = []
         for live, _, request in members:
-            name = live.prompt.id if live.num_requests == 0 else f"{live.prompt.id}#{live.num_requests}"
-            live.num_requests += 1
             prefix = request.prefix.tokens if request.prefix is not None else []
-            prompts.append(EnginePrompt(name, [*live.prompt.ids, *prefix]))
+            ids = live.prompt.ids if request.prompt_ids is None else request.prompt_ids
+            prompts.append(EnginePrompt(live.next_name(), [*ids, *prefix]))
         began = self.clock()
         groups = self.engine.generate(prompts, num_samples=num, sampling=sampling, seed=self.seed, rollout_index=0)
         seconds = self.clock() - began
         sampled = [sum(len(completion.tokens) for completion in group) for group in groups]
         for (live, each, request), prompt, group, tokens in zip(members, prompts, groups, sampled, strict=True):
             first = len(live.ask.candidates)
+            parent = request.prefix or request.draft
             new = []
             for place, completion in enumerate(group):
                 candidate = continued(request.prefix, completion, number=first + place)
@@ -278,9 +258,9 @@ class _Block:
             live.ask.cost.add(cost)
             live.trace.append(
                 {
-                    "did": "sampled",
+                    "did": "sampled" if request.draft is None else "revised",
                     "candidates": [candidate.sample for candidate in new],
-                    "from": request.prefix.sample if request.prefix is not None else None,
+                    "from": parent.sample if parent is not None else None,
                     "texts": [completion.text for completion in group],
                     "finish_reasons": [completion.finish_reason for completion in group],
                     "policy_tokens": cost.policy_tokens,
@@ -294,63 +274,107 @@ class _Block:
                 live.stopped_by = "policy_tokens"
 
     @staticmethod
-    def _answer(each: _Waiting) -> None:
+    def _answer(each: Waiting) -> None:
         each.answer, each.done = list(each.got), True
 
-    def _score(self, lives: Sequence[_Live]) -> None:
-        """One call for all candidates that wait for a score."""
+    def _score(self, lives: Sequence[LiveSearch], by: ScoredBy) -> None:
+        """One call for all candidates that wait for a score, or for a value."""
+        scorer = self.scorer if by == "reward" else self.helpers.value
         rows: list[ScoredRow] = []
-        owners: list[tuple[_Live, int]] = []
-        asked: list[tuple[_Live, _Waiting, int]] = []
+        owners: list[tuple[LiveSearch, int]] = []
+        asked: list[tuple[LiveSearch, Waiting, int]] = []
         for live in lives:
             room = self.budget.scorer_forwards
             left = None if room is None else room - live.ask.cost.scorer_forwards
             for each in live.waiting:
-                if each.done or not isinstance(each.request, ScoreRequest):
+                if each.done or not isinstance(each.request, ScoreRequest) or each.request.by != by:
                     continue
-                if self.scorer is None or live.scores is None:
-                    raise ConfigError("This strategy scores candidates, and there is no scorer; set reward.")
+                if scorer is None:
+                    raise ConfigError(NO_SCORER[by])
                 candidates = list(each.request.candidates)[: left if left is not None else None]
                 left = None if left is None else left - len(candidates)
                 asked.append((live, each, len(candidates)))
-                for candidate in candidates:
-                    parent = live.parents.get(candidate.sample)
-                    rows.append(live.scores.row(live.prompt, candidate, parent, is_step=candidate.sample in live.steps))
-                    owners.append((live, candidate.sample))
+                rows += [live.scored_row(candidate, by) for candidate in candidates]
+                owners += [(live, candidate.sample) for candidate in candidates]
         if not asked:
             return
-        assert self.scorer is not None
-        read, began = tokens_read(self.scorer, rows), self.clock()
+        assert scorer is not None
+        read, began = tokens_read(scorer, rows), self.clock()
         values = (
-            ask_scorer(self.scorer, [row.prompt for row in rows], [row.completion for row in rows]).scores
-            if rows
-            else []
+            ask_scorer(scorer, [row.prompt for row in rows], [row.completion for row in rows]).scores if rows else []
         )
         seconds = self.clock() - began
+        given = []
         for (live, number), row, tokens, value in zip(owners, rows, read, values, strict=True):
-            assert live.scores is not None
-            live.ask.scores[number] = live.scores.score(row, value)
+            given.append(live.scored(number, row, value) if by == "reward" else float(value))
             share = seconds * (tokens / sum(read) if sum(read) else 1 / len(rows))
             live.ask.cost.add(Cost(scorer_forwards=1, scorer_tokens=tokens, seconds=share))
         place = 0
         for live, each, count in asked:
             assert isinstance(each.request, ScoreRequest)
-            numbers = [number for _, number in owners[place : place + count]]
-            each.answer, each.done = [live.ask.scores[number] for number in numbers], True
-            if numbers:
+            own = slice(place, place + count)
+            each.answer, each.done = given[own], True
+            if count:
                 live.trace.append(
                     {
-                        "did": "scored",
-                        "candidates": numbers,
+                        "did": "scored" if by == "reward" else "valued",
+                        "candidates": [number for _, number in owners[own]],
                         "scores": each.answer,
-                        "scorer_tokens": sum(read[place : place + count]),
+                        "scorer_tokens": sum(read[own]),
                     }
                 )
             place += count
             if count < len(each.request.candidates) and not live.finished:
-                _stop(live, "scorer_forwards")
+                stop(live, "scorer_forwards")
 
-    def _share(self, lives: Sequence[_Live]) -> None:
+    def _criticize(self, lives: Sequence[LiveSearch]) -> None:
+        """One call for all drafts that wait for the critic."""
+        critic = self.helpers.critic
+        asked: list[AskedCritique] = []
+        owners: list[tuple[LiveSearch, Waiting]] = []
+        for live in lives:
+            spent = 0
+            for each in live.waiting:
+                if each.done or not isinstance(each.request, CritiqueRequest):
+                    continue
+                if critic is None:
+                    raise ConfigError("This strategy asks for critiques, and there is no critic; set critic.")
+                limit = critic.most_tokens
+                if self.budget.policy_tokens is not None and critic.num_models:
+                    left = self.budget.policy_tokens - live.ask.cost.policy_tokens - spent
+                    limit = min(limit, left // critic.num_models)
+                    if limit < 1:
+                        stop(live, "policy_tokens")
+                        break
+                spent += limit * critic.num_models
+                name = live.next_name()
+                asked.append(AskedCritique(prompt=live.prompt, name=name, request=each.request, max_tokens=limit))
+                owners.append((live, each))
+        open_ones = [place for place, (live, _) in enumerate(owners) if not live.finished]
+        if not open_ones:
+            return
+        assert critic is not None
+        began = self.clock()
+        given = critic.critiques([asked[place] for place in open_ones], seed=self.seed)
+        seconds = (self.clock() - began) / len(given)
+        for place, answer in zip(open_ones, given, strict=True):
+            live, each = owners[place]
+            each.answer, each.done = answer.critique, True
+            cost = Cost(
+                policy_tokens=answer.sampled_tokens, prefill_tokens=answer.read_tokens, critiques=1, seconds=seconds
+            )
+            live.ask.cost.add(cost)
+            live.trace.append(
+                {
+                    "did": "criticized" if asked[place].request.critique is None else "advised",
+                    "candidates": [asked[place].request.draft.sample],
+                    "texts": [answer.critique.text],
+                    "policy_tokens": cost.policy_tokens,
+                    "prefill_tokens": cost.prefill_tokens,
+                }
+            )
+
+    def _share(self, lives: Sequence[LiveSearch]) -> None:
         """Decide once every search that is not finished waits for its share."""
         waiting = [(live, each) for live in lives for each in live.waiting if isinstance(each.request, ShareRequest)]
         if not waiting or len({id(live) for live, _ in waiting}) < len(lives):
@@ -363,82 +387,6 @@ class _Block:
             )
         for (_, each), share in zip(waiting, shares, strict=True):
             each.answer, each.done = share, True
-
-
-def _begin(
-    place: int, prompt: Prompt, strategy: Strategy, arguments: Mapping[str, Any], ask: Ask, scorer: Scorer | None
-) -> _Live:
-    try:
-        search = strategy(ask, **arguments)
-    except TypeError as err:
-        raise ConfigError(f"The strategy does not take these settings: {err}.") from err
-    if not hasattr(search, "send"):
-        raise ConfigError(
-            f"The strategy {getattr(strategy, '__qualname__', strategy)} gave a {type(search).__name__}; it must be a generator function: "
-            "`candidates = yield ask.sample(4)`."
-        )
-    return _Live(place, prompt, ask, search, None if scorer is None else StepScores(scorer))
-
-
-def _advance(live: _Live, answer: Any) -> None:
-    """Give a search what it asked for, until it asks again or returns."""
-    _take(live, lambda: live.search.send(answer))
-
-
-def _stop(live: _Live, limit: str) -> None:
-    """Tell a search that its budget is used up; what it asks for then is refused again."""
-    live.stopped_by = limit
-    _take(live, lambda: live.search.throw(BudgetSpent(limit)), refused=True)
-
-
-def _take(live: _Live, step: Callable[[], Any], *, refused: bool = False) -> None:
-    try:
-        asked = step()
-    except StopIteration as end:
-        _finish(live, end.value)
-        return
-    except BudgetSpent:
-        _finish(live, live.ask.best_so_far(), may_be_none=True)
-        return
-    except RLHFError:
-        raise
-    except Exception as err:
-        raise ConfigError(
-            f"The strategy raised {type(err).__name__}: {text_of(err)}, for the prompt {live.prompt.id!r}."
-        ) from err
-    if refused:
-        live.search.close()
-        _finish(live, live.ask.best_so_far(), may_be_none=True)
-        return
-    live.as_list = isinstance(asked, list)
-    live.waiting = [_Waiting(request) for request in requests_of(asked)]
-    if not live.waiting:  # nothing is wanted, so there is nothing to wait for
-        _advance(live, [])
-
-
-def _finish(live: _Live, value: Any, *, may_be_none: bool = False) -> None:
-    if isinstance(value, Completion):
-        value = Choice(completion=value, score=live.ask.scores.get(value.sample))
-    if not isinstance(value, Choice) and not (value is None and may_be_none):
-        raise ConfigError(
-            f"The strategy returned {type(value).__name__} for the prompt {live.prompt.id!r}; return a candidate, or ask.best(...)."
-        )
-    live.choice, live.finished, live.waiting = value, True, []
-    if value is not None:
-        live.trace.append({"did": "kept", "candidates": [value.completion.sample], "scores": [value.score]})
-
-
-def _result(live: _Live) -> SearchResult:
-    choice = live.choice
-    return SearchResult(
-        prompt_id=live.prompt.id,
-        completion=None if choice is None else choice.completion,
-        score=None if choice is None else choice.score,
-        details={} if choice is None else dict(choice.details),
-        stopped_by=live.stopped_by,
-        cost=live.ask.cost,
-        trace=live.trace,
-    )
 
 
 def _check_ids(prompts: Sequence[Prompt]) -> None:

@@ -18,6 +18,7 @@ from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import Scorer
 from rlhf.rollout.types import Completion
+from rlhf.search.value_scores import ValueScores
 
 COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
     "product": math.prod,
@@ -100,4 +101,6 @@ def _models_of(scorer: Scorer) -> int:
     components = getattr(scorer, "components", ())
     if components:
         return sum(_models_of(component.scorer) for component in components)
-    return len(scorer.model.networks) if isinstance(scorer, ModelReward) else int(isinstance(scorer, ServiceReward))
+    if isinstance(scorer, ModelReward | ValueScores):
+        return len(scorer.model.networks)
+    return int(isinstance(scorer, ServiceReward))

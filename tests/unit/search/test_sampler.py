@@ -8,12 +8,19 @@ import pytest
 import torch
 
 from rlhf.config.policy import SamplingConfig
+from rlhf.config.search_revision import PolicyCriticConfig
+from rlhf.data.datasets import PreferenceDataset
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel
+from rlhf.models.reward import RewardModel
+from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.steps import ProcessReward
+from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.text_completions import generate_texts
-from rlhf.search.sampler import BestOfNSampler, MCTSGenerator, SearchGenerator
+from rlhf.search.critics import ModelCritic, function_identity
+from rlhf.search.prompt_texts import PromptTexts
+from rlhf.search.sampler import BestOfNSampler, IterativeRefiner, MCTSGenerator, SearchGenerator
 from rlhf.search.strategies.step_beam import beam
 
 SAMPLING = SamplingConfig(max_new_tokens=24)
@@ -109,3 +116,48 @@ def test_choosing_by_scores_needs_a_reward(policy):
     with pytest.raises(ConfigError):
         BestOfNSampler(policy, longer, choose="socre")
     assert BestOfNSampler(policy, choose="vote", sampling=SAMPLING).generate(["1"])[0].completion is not None
+
+
+def complains(prompts, completions, rejected):
+    return ["it could be longer"] * len(completions)
+
+
+def test_a_refiner_keeps_what_its_judge_prefers_and_writes_it_as_pairs(policy, tmp_path):
+    refiner = IterativeRefiner(policy, complains, longer, rounds=2, sampling=SAMPLING, seed=3)
+    results = refiner.generate(["The cow", "The fox", "A quick dog"])
+    kept = [pair for result in results for pair in result.details["accepted"]]
+    assert kept
+    assert all(len(pair["after"]) > len(pair["before"]) for pair in kept)
+    path = tmp_path / "pairs.jsonl"
+    assert refiner.save_preferences(path) == len(kept)
+    data = PreferenceDataset(path, policy.tokenizer)
+    assert len(data) == len(kept)
+    for row, pair in zip(data.rows, kept, strict=True):
+        assert row.columns["lineage"]["policy"] == policy.fingerprint()
+        assert row.columns["lineage"]["critic"].endswith("complains")
+        assert row.columns["chosen_ids"] == pair["after_ids"]
+
+
+@pytest.mark.parametrize("judge", [complains, "tests.unit.search.test_sampler:complains"])
+def test_a_refiner_whose_judge_is_its_critic_is_refused(policy, judge):
+    with pytest.raises(ConfigError, match="complains"):
+        IterativeRefiner(policy, complains, judge)
+
+
+def test_a_model_is_not_the_judge_of_its_own_critique(policy):
+    judge = RewardModel.from_policy(policy, seed=1)
+    critic = PolicyModel(policy.model, policy.tokenizer)
+    IterativeRefiner(
+        policy, critic, LearnedReward(judge, tokenizer=policy.tokenizer)
+    )  # other weights: a head of its own
+    asked = ModelCritic(LocalEngine(policy), PromptTexts(policy.tokenizer), PolicyCriticConfig(), name="policy")
+    refiner = IterativeRefiner(policy, "policy", longer)
+    assert refiner.helpers.critic.identity == asked.identity == policy.fingerprint()
+
+
+def test_two_lambdas_are_two_functions():
+    one, other = (lambda p, c: [0.0]), (lambda p, c: [1.0])
+    assert function_identity(one) == function_identity(one)
+    assert function_identity(complains) == function_identity("tests.unit.search.test_sampler:complains")
+    assert function_identity(one) != function_identity(complains)
+    assert function_identity(other) != function_identity(complains)

@@ -137,7 +137,7 @@ FLAGS: dict[str, Entry] = {
     **no("logging_steps", common.LOGGED),
     **no("wandb_key wandb_org wandb_group wandb_project wandb_run_name tensorboard_dir", TRACKER),
     **no("ckpt_path load_checkpoint save_hf_ckpt disable_ds_ckpt max_ckpt_mem use_ds_universal_ckpt best_metric_key", common.RESUMES),
-    **no("save_value_network", "nothing to set: the critic lies in the stage's checkpoints"),
+    "save_value_network": to("save_critic"),
     **no("value_head_prefix", "nothing to set: a value head has one name"),
     **no("attn_implementation flash_attn experts_implementation deepcompile", common.CHOSEN),
     **no("use_liger_kernel compute_fp32_loss", common.LOSSLESS),

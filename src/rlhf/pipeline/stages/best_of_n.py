@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from rlhf.config.file_stages import BestOfNStage
 from rlhf.config.search import SearchConfig
@@ -15,7 +15,7 @@ from rlhf.errors import RewardError
 from rlhf.files import write_jsonl
 from rlhf.formatting import rounded
 from rlhf.models.policy import PolicyModel
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, resolved_reward, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.rewards.best_of_n_statistics import best_of_n_kl
 from rlhf.rewards.factory import build_reward
@@ -23,9 +23,13 @@ from rlhf.rewards.types import Scorer, ask_scorer, listen, sample_name
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import Completion, RolloutEngine
 
+if TYPE_CHECKING:
+    from rlhf.search.search_engine import SearchEngine
+
 SAMPLES_AT_ONCE = 2048
 """Completions asked for and judged in one call."""
 ROWS = "demonstrations.jsonl"
+PAIRS = "refined_pairs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,9 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
     )  # fmt: skip
     listen(scorer, at.log.alarm)
     engine: RolloutEngine = LocalEngine(policy)
+    search = None
     if stage.search is not None:
-        engine = _searching(stage.search, engine, policy, at)
+        engine = search = _searching(stage.search, engine, policy, at)
     rows: list[dict[str, Any]] = []
     asked: list[Candidate] = []
     best: list[Candidate] = []
@@ -77,18 +82,26 @@ def run_best_of_n(stage: BestOfNStage, at: StageContext) -> StageOutcome:
             bar.advance(by=len(part))
     _tell_unscored(unscored, asked, scorer, at)
     write_jsonl(at.folder / ROWS, rows)
-    return _outcome(stage, at, len(prompts), asked, best)
+    outcome = _outcome(stage, at, len(prompts), asked, best)
+    if search is None:
+        return outcome
+    if PAIRS in stage.files_written():
+        write_jsonl(at.folder / PAIRS, search.refined_pairs(seed=seed))
+    return replace(
+        outcome,
+        headline=f"{outcome.headline}; {search.cost_sentence()}",
+        metrics={
+            **outcome.metrics,
+            **{f"search/{name}": value for name, value in search.cost_per_completion().items()},
+        },
+    )
 
 
-def _searching(search: SearchConfig, engine: RolloutEngine, policy: PolicyModel, at: StageContext) -> RolloutEngine:
+def _searching(search: SearchConfig, engine: RolloutEngine, policy: PolicyModel, at: StageContext) -> SearchEngine:
     """An engine whose completions are found, not drawn."""
-    from rlhf.search.search_engine import SearchEngine  # here: few recipes search
+    from rlhf.search.search_engine import searching_engine  # here: few recipes search
 
-    scorer = None
-    if search.reward is not None:
-        scorer = build_reward(resolved_reward(search.reward, at), tokenizer=policy.tokenizer)
-        listen(scorer, at.log.alarm)
-    return SearchEngine(engine, search, scorer)
+    return searching_engine(resolved(search, at), engine, policy, notify=at.log.alarm)
 
 
 def chosen(

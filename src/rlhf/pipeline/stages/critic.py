@@ -19,7 +19,13 @@ from rlhf.pipeline.stages.rl import open_policy_and_prompts, train_rl
 def run_with_critic(stage: Any, at: StageContext) -> StageOutcome:
     """A policy that learned from rewards, with a critic."""
     policy, prompts = open_policy_and_prompts(stage, at)
-    return train_rl(stage, at, policy, prompts, value_model=_build_critic(stage, policy, at, seed=seed_of(stage.seed)))
+    critic = _build_critic(stage, policy, at, seed=seed_of(stage.seed))
+    outcome = train_rl(stage, at, policy, prompts, value_model=critic)
+    if stage.save_critic:
+        critic.save_pretrained(
+            at.folder / "critic", card={"summary": f"The critic of the {stage.kind} stage {at.name}."}
+        )
+    return outcome
 
 
 def _build_critic(

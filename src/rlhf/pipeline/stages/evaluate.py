@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf.config.file_stages import EvaluateStage
 from rlhf.config.gates import GateStage
+from rlhf.config.search import SearchConfig
 from rlhf.config.stage_inputs import listed
 from rlhf.config.yaml_text import read_yaml
 from rlhf.data.accepted import ACCEPTED
@@ -55,34 +56,60 @@ def run_evaluate(stage: EvaluateStage, at: StageContext) -> StageOutcome:
     chosen = load_metrics(stage.metrics) if stage.metrics else {}
     whose = at.naming("judge", RewardError, what="The judge is")
     compares = baseline is not None and judge is not None
+    build: Any = functools.partial(build_engine, config=stage.engine)
+    searched = None
+    if stage.search is not None:
+        build = searched = _searched_models(stage.search, build, at)
     asks = (compares or any(map(asks_model, chosen.values()))) * (1 if baseline is None else 2)
     with whose, at.log.progress(at.name, asks * len(prompts) * stage.samples_per_prompt) as bar:
         inputs = MetricInputs(
             model=policy, prompts=prompts, sampling=stage.sampling, samples_per_prompt=stage.samples_per_prompt, seed=seed,
             needs=metric_needs(stage, at, policy, baseline, reward_model, judge), name=called(stage.policy.path),
-            build_engine=functools.partial(build_engine, config=stage.engine), progress=bar.advance,
+            build_engine=build, progress=bar.advance,
         )  # fmt: skip
         if baseline is not None:
             assert stage.baseline is not None
             inputs = with_baseline(inputs, baseline, name=called(stage.baseline.path))
         evaluation = _compared(stage, at, inputs, reward_model) if compares else None
         measured = measure(inputs, chosen, by=stage.by) if chosen else None
+    account = {} if searched is None else {"search": searched.account(_named(inputs))}
+    metrics = None if measured is None else measured.to_dict()
+    if metrics is not None:
+        metrics["settings"] = {**metrics["settings"], **account}
     if evaluation is None:
         assert measured is not None, "a stage without metrics has a baseline and a judge"
-        write_json(
-            at.folder / "evaluation.json",
-            {"schema": SCHEMA, "metrics": measured.to_dict(), "per_prompt": measured.per_prompt},
-        )
+        document = {"schema": SCHEMA, "metrics": metrics, "per_prompt": measured.per_prompt}
+        write_json(at.folder / "evaluation.json", document)
         _export(stage, at, inputs, None, started)
-        return StageOutcome(measured.headline(), measured.summary())
+        return _with_cost(StageOutcome(measured.headline(), measured.summary()), searched)
+    evaluation = replace(evaluation, settings={**evaluation.settings, **account})
     summary = evaluation.summary()
     if measured is not None:
         per_prompt = {**evaluation.per_prompt, **measured.per_prompt}
-        evaluation = replace(evaluation, metrics=measured.to_dict(), per_prompt=per_prompt)
+        evaluation = replace(evaluation, metrics=metrics, per_prompt=per_prompt)
         summary |= {f"metrics/{name}": value for name, value in measured.summary().items()}
     evaluation.write(at.folder / "evaluation.json")
     _export(stage, at, inputs, evaluation, started)
-    return StageOutcome(evaluation.headline(), summary)
+    return _with_cost(StageOutcome(evaluation.headline(), summary), searched)
+
+
+def _searched_models(search: SearchConfig, build: Any, at: StageContext) -> Any:
+    """What builds engines that search; by text, because only stages with a search have it in their key."""
+    module = importlib.import_module(f"{__package__}.searched_models")
+    return module.SearchedModels(resolved(search, at), build, at.log.alarm)
+
+
+def _named(inputs: MetricInputs) -> dict[str, PolicyModel]:
+    """The models by the names that reports have for them."""
+    named = {inputs.name: inputs.model}
+    return named if inputs.baseline is None else {inputs.baseline.name: inputs.baseline.model, **named}
+
+
+def _with_cost(outcome: StageOutcome, searched: Any) -> StageOutcome:
+    """An outcome with what a completion cost, where it was looked for."""
+    if searched is None or not (cost := searched.sentence()):
+        return outcome
+    return replace(outcome, headline=f"{outcome.headline}; {cost}", metrics={**outcome.metrics, **searched.figures()})
 
 
 def _export(
@@ -157,6 +184,7 @@ def _compared(
         samples_per_prompt=stage.samples_per_prompt, tie_band=stage.tie_band, seed=inputs.seed, completions=(inputs.completions, before),
         names=(inputs.name, inputs.baseline.name),
         judge_called=judge_called(stage.judge), judge_knows=None if isinstance(knows, str) else knows,
+        not_drawn=None if stage.search is None else "a search found the completions; the policies did not draw them",
     )  # fmt: skip
     if stage.rollouts is not None:
         evaluation = evaluation.with_curve(judge_rollouts(Path(at.path(stage.rollouts)), judge))

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhf.config.search import StrategyConfig
+from rlhf.config.search import SearchSettings
 from rlhf.config.search_stages import SearchCompareStage
+from rlhf.config.search_strategies import StrategyConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import DataError, RewardError
 from rlhf.evaluation.intervals import paired_difference, share_interval
@@ -20,14 +21,13 @@ from rlhf.evaluation.pass_at_k import pass_at_k
 from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
 from rlhf.pipeline.report.search_view import write_picture
-from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved_reward, seed_of
+from rlhf.pipeline.stages.context import StageContext, StageOutcome, resolved, seed_of
 from rlhf.pipeline.stages.inputs import load_policy, read_prompts
 from rlhf.pipeline.stages.judging import open_judge, tell_cuts
 from rlhf.rewards.best_of_n_statistics import best_of_n_means
-from rlhf.rewards.factory import build_reward
-from rlhf.rewards.types import TextCompletion, listen
+from rlhf.rewards.types import TextCompletion
 from rlhf.rollout.engines import build_engine, close_engine
-from rlhf.search.configured_search import reader_of, search_with
+from rlhf.search.configured_search import build_search, reader_of, search_with
 from rlhf.search.contract import SearchResult
 from rlhf.search.strategy_comparison import Pool, StrategyOutcome, advise, outcome_of, pool_of, vote_curve
 
@@ -47,11 +47,9 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
     )  # fmt: skip
     if not prompts:
         raise DataError(f"stages.{at.name}.prompts holds no problem to compare strategies on.")
-    scorer = None
-    if stage.reward is not None:
-        scorer = build_reward(resolved_reward(stage.reward, at), tokenizer=policy.tokenizer)
-        listen(scorer, at.log.alarm)
     judge, engine = open_judge(stage.judge, at), build_engine(policy, stage.engine)
+    settings = SearchSettings(**{name: resolved(getattr(stage, name), at) for name in SearchSettings.model_fields})
+    scorer, helpers = build_search(settings, stage.strategies, policy, engine, notify=at.log.alarm)
     outcomes: list[StrategyOutcome] = []
     pass_curve: Mapping[int, float] = {}
     whose = at.naming("judge", RewardError, what="The judge is")
@@ -59,7 +57,7 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
         for strategy in stage.strategies:
             run = search_with(
                 stage, strategy, prompts,
-                engine=engine, scorer=scorer, sampling=stage.sampling, seed=seed,
+                engine=engine, scorer=scorer, helpers=helpers, sampling=stage.sampling, seed=seed,
                 file=at.folder / SEARCHES / f"{_file_name(strategy.title)}.jsonl", progress=lambda done: bar.advance(by=done),
             )  # fmt: skip
             outcome, pools = _judged(stage, strategy, prompts, run.results, judge, seed)

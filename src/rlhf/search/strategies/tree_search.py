@@ -30,6 +30,8 @@ class Node:
     score: float
     """Of what it says so far, in [0, 1]; 1 for the prompt."""
     ended: bool = False
+    estimate: float | None = None
+    """Of its value, before anything was found below it; its score where None."""
     prior: float = 1.0
     """Share of its parent's samples that took this step."""
     children: list[Node] = field(default_factory=list)
@@ -47,9 +49,14 @@ class Node:
         return self.counts.total()
 
     @property
+    def worth(self) -> float:
+        """As a leaf."""
+        return self.score if self.estimate is None else self.estimate
+
+    @property
     def value(self) -> float:
-        """Mean of the values that came back; its own score before the first."""
-        known = self.total if self.visits else self.score
+        """Mean of the values that came back; its own estimate before the first."""
+        known = self.total if self.visits else self.worth
         return known / (max(self.visits, 1) + self.pending)
 
     def may_widen(self, limits: Widening) -> bool:
@@ -77,6 +84,7 @@ def mcts(
     leaves_at_once: int = 1,
     commit_after: int | None = None,
     stop_at: float | None = 0.9,
+    value_weight: float = 0.0,
 ) -> Search:
     """PUCT over steps, a leaf's value by its score.
 
@@ -100,18 +108,26 @@ def mcts(
         commit_after: After so many expansions the root moves to its most visited child, whose subtree stays; None to search from the
             prompt throughout.
         stop_at: A completion with this score ends the search; None to use every expansion.
+        value_weight: Share of the value model in the value of a leaf that is not complete; its estimates are held to [0, 1].
     """
     root = top = Node(None, 1.0)
     limits = Widening(max_children, widen_below)
     finished: list[Node] = []
-    since_commit = expansions = 0
+    since_commit = expansions = outside = 0
     while expansions < max_expansions and root.open(limits):
         paths = _select_leaves(root, min(leaves_at_once, max_expansions - expansions), exploration, limits)
         groups = yield [ask.sample(samples, prefix=path[-1].candidate, step=True) for path in paths]
         new = [_new_steps(path[-1], group) for path, group in zip(paths, groups, strict=True)]
         scores = yield [ask.score(group) for group in new]
-        for path, group, own in zip(paths, new, scores, strict=True):
-            children = [Node(each, score, ended=ask.ended(each)) for each, score in zip(group, own, strict=True)]
+        nodes = [
+            [Node(each, score, ended=ask.ended(each)) for each, score in zip(group, own, strict=True)]
+            for group, own in zip(new, scores, strict=True)
+        ]
+        if value_weight:
+            open_ones = [node for children in nodes for node in children if not node.ended]
+            estimates = yield ask.value([node.candidate for node in open_ones if node.candidate is not None])
+            outside += _estimate(open_ones, estimates, value_weight)
+        for path, children in zip(paths, nodes, strict=True):
             _grow(path, children)
             finished += [child for child in children if child.candidate is not None and ask.complete(child.candidate)]
         expansions, since_commit = expansions + len(paths), since_commit + len(paths)
@@ -119,7 +135,7 @@ def mcts(
             break
         if commit_after is not None and since_commit >= commit_after and root.children:
             root, since_commit = max(root.children, key=lambda child: (child.visits, child.score)), 0
-    details = {"expansions": expansions}
+    details = {"expansions": expansions, **({"values_outside": outside} if value_weight else {})}
     if finished:
         best = max(finished, key=lambda node: node.score)
         assert best.candidate is not None
@@ -170,10 +186,17 @@ def _grow(path: Sequence[Node], children: list[Node]) -> None:
     for child in leaf.children:
         assert child.candidate is not None
         child.prior = leaf.counts[tuple(child.candidate.tokens)] / leaf.num_sampled
-    value = max((child.score for child in children), default=max((child.score for child in leaf.children), default=0.0))
+    value = max((child.worth for child in children), default=max((child.worth for child in leaf.children), default=0.0))
     for node in path:
         node.visits += 1
         node.total += value
+
+
+def _estimate(nodes: Sequence[Node], values: Sequence[float], weight: float) -> int:
+    """Mix values into the nodes' worth; gives how many lay outside of [0, 1]."""
+    for node, value in zip(nodes, values, strict=True):
+        node.estimate = (1 - weight) * node.score + weight * min(max(value, 0.0), 1.0)
+    return sum(not 0 <= value <= 1 for value in values)
 
 
 def _best_leaf(root: Node) -> Node:
