@@ -10,7 +10,7 @@ from rlhf.config.base import BaseConfig
 
 
 class ServingConfig(BaseConfig):
-    """Limits and choices of a server for completions."""
+    """Limits and choices of a server."""
 
     max_batch_size: int = Field(32, ge=1)
     """Completions sampled side by side."""
@@ -22,6 +22,10 @@ class ServingConfig(BaseConfig):
     """Tokens of prompts that are kept for later prompts which begin alike; 0 keeps none."""
     prefill_chunk_tokens: int = Field(512, ge=1)
     """Prompt tokens read between two decoding steps while others are being answered."""
+    score_batch_tokens: int = Field(16_384, ge=1)
+    """Tokens that a reward model reads in one forward pass, for all requests together."""
+    max_waiting_score_tokens: int = Field(1_048_576, ge=1)
+    """Tokens of requests for scores that wait; where some wait, one that brings more is refused with status 429."""
     context_length: int | None = Field(None, ge=2)
     """Most tokens of a prompt with its completion; null for what the model was made for."""
     products: Literal["float32", "bfloat16"] = "float32"

@@ -45,7 +45,8 @@ def models(request: Request, client: Client) -> dict[str, Any]:
             "id": name, "object": "model", "created": request.app.state.started, "owned_by": "rlhf",
             "fingerprint": of[name][0].fingerprint if name in of else None,
             "version": of[name][1] if name in of else None,
-            "max_model_len": of[name][0].context if name in of else None, "shares": shares.get(name),
+            "max_model_len": of[name][0].context if name in of else None,
+            "kind": of[name][0].kind if name in of else None, "shares": shares.get(name),
         }
         for name in routes.names()
     ]  # fmt: skip

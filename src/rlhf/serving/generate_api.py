@@ -13,13 +13,14 @@ from starlette.requests import Request
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.datasets import GRPODataset
-from rlhf.errors import ConfigError, RLHFError, did_you_mean
+from rlhf.errors import ConfigError, RLHFError
 from rlhf.seeds import derive_seed
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import GenerationBody, biases
 from rlhf.serving.constraints import ANY_OBJECT
 from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
 from rlhf.serving.inbox import Inbox
+from rlhf.serving.model_choice import picked
 from rlhf.serving.model_routes import ModelRoutes
 from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.served_model import ServedModel
@@ -76,17 +77,9 @@ class Generation:
         """Who answers.
 
         Raises:
-            APIError: 404, for a name that is none.
+            APIError: 404, for a name that is none; 400, for that of a reward model.
         """
-        try:
-            return self.routes.pick(body.model, user)
-        except KeyError:
-            names = self.routes.names()
-            raise APIError(
-                404,
-                f"There is no model {body.model!r} here.{did_you_mean(body.model, names)} It serves: {', '.join(names)}.",
-                code="model_not_found", param="model",
-            ) from None  # fmt: skip
+        return picked(self.routes, body.model, user, ServedModel)
 
     def submit(
         self, body: GenerationBody, name: str, model: ServedModel, ids: Sequence[int], *, client: str, num_top: int | None,

@@ -91,6 +91,11 @@ class ServedModel:
             return cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
 
     @property
+    def kind(self) -> str:
+        """`policy`: it writes completions."""
+        return "policy"
+
+    @property
     def how(self) -> str:
         """How it is sampled from, for people."""
         way = "compiled" if isinstance(self._fused, CompiledModel) else "fused" if self._fused is not None else "torch"
