@@ -42,6 +42,10 @@ class ServingConfig(BaseConfig):
     """How often the registry is asked whether an alias names another version."""
     max_completions: int = Field(16, ge=1)
     """Largest `n` of a request."""
+    max_searches: int = Field(8, ge=1)
+    """Requests with `search` that are answered at once; a further one is refused with status 429."""
+    max_search_tokens: int = Field(32_768, ge=1)
+    """Most tokens that one search may sample, whatever budget the request sets."""
     completion_days: float = Field(90.0, gt=0)
     """With a store: after so long a completion is deleted, and feedback on it is refused."""
     compare_every: int = Field(5, ge=0)

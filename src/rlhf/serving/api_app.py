@@ -24,7 +24,7 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import RLHFError
 from rlhf.models.model_kind import model_kind
 from rlhf.models.sources import model_source
-from rlhf.serving import chat_page, completion_routes, feedback_routes, score_routes
+from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import CompletionMemory
@@ -36,6 +36,7 @@ from rlhf.serving.scheduler import ServingEngine
 from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.served_model import ServedModel
 from rlhf.serving.served_scorer import ServedScorer
+from rlhf.serving.served_search import SearchRunner
 from rlhf.web.security_middleware import Shield
 
 if TYPE_CHECKING:
@@ -121,10 +122,15 @@ def create_app(
     state.metrics, state.routes, state.engine, state.started = metrics, routes, engine, int(time.time())
     state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
     state.scoring, state.request_seconds = scoring, config.request_timeout_seconds
-    state.stop = partial(_stop, engine, scoring)
+    state.searches = SearchRunner(
+        engine, scoring, inbox, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
+        seconds=config.request_timeout_seconds,
+    )  # fmt: skip
+    state.stop = partial(_stop, state.searches, engine, scoring)
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
     state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
     app.include_router(completion_routes.router)
+    app.include_router(responses_routes.router)
     app.include_router(score_routes.router)
     app.include_router(feedback_routes.router)
     app.include_router(chat_page.router)
@@ -155,10 +161,11 @@ def _load(config: ServingConfig, source: str) -> Served:
     )  # fmt: skip
 
 
-def _stop(engine: ServingEngine, scoring: ScoringEngine, seconds: float) -> None:
-    """Take no more requests, and let those that are there end for so long."""
+def _stop(searches: SearchRunner, engine: ServingEngine, scoring: ScoringEngine, seconds: float) -> None:
+    """Take no more requests, and let those that are there end for so long; searches need the two others."""
     limit = time.monotonic() + seconds
-    engine.stop(seconds)
+    searches.stop(seconds)
+    engine.stop(max(0.0, limit - time.monotonic()))
     scoring.stop(limit - time.monotonic())
 
 

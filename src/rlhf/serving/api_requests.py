@@ -15,6 +15,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.message_text import describe
 from rlhf.errors import did_you_mean
 from rlhf.serving.api_errors import APIError
+from rlhf.serving.search_requests import SearchBody
 
 MOST_STOPS = 16
 LEAST_TEMPERATURE = 1e-3
@@ -103,6 +104,7 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    search: SearchBody | None = None
 
     @property
     def most_tokens(self) -> int | None:

@@ -9,8 +9,6 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,12 +20,12 @@ from rlhf.data.pack import Group
 from rlhf.errors import RLHFError
 from rlhf.rewards.learned import LearnedReward
 from rlhf.rewards.steps import ProcessReward
+from rlhf.serving.answer_waiting import answered, refused
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import read_body
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.model_choice import picked_scorer
 from rlhf.serving.scheduler import ClosedError, QueueFullError
-from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.score_requests import (
     UNSUPPORTED,
     Comparisons,
@@ -135,7 +133,11 @@ async def _scored(request: Request, body: ScoreBody, client: str) -> Scored:
         )
         raise APIError(400, message, code="model_not_supported", param="model")
     groups = await asyncio.to_thread(_groups, scorer, body)
-    outputs = await answered(request, submitted(state.scoring, scorer, groups, client), state.request_seconds)
+    try:
+        future = state.scoring.submit(scorer, groups, client=client)
+    except (QueueFullError, ClosedError) as err:
+        raise refused(err) from None
+    outputs = await answered(request, future, state.request_seconds)
     scores = scorer.reward.scores(groups, outputs)
     state.metrics.scores.inc(len(scores))
     return Scored(name, scorer, groups, outputs, scores)
@@ -147,49 +149,6 @@ def _groups(scorer: ServedScorer, body: ScoreBody) -> list[Group]:
         return scorer.reward.groups(samples.prompts, samples.completions)
     except RLHFError as err:
         raise APIError(400, str(err), code="invalid_value") from None
-
-
-def submitted(scoring: ScoringEngine, scorer: ServedScorer, groups: Sequence[Group], client: str) -> Future[Tensor]:
-    """Queue rows.
-
-    Raises:
-        APIError: There is no room, or the server is being stopped.
-    """
-    try:
-        return scoring.submit(scorer, groups, client=client)
-    except QueueFullError as err:
-        raise APIError(429, f"{err} Send it again in a moment.", code="queue_full", retry_after=1) from None
-    except ClosedError as err:
-        raise APIError(503, str(err), code="shutting_down", retry_after=5) from None
-
-
-async def answered(request: Request, future: Future[Tensor], seconds: float) -> Tensor:
-    """Wait for outputs; a request whose client is gone, or that takes too long, is canceled.
-
-    Raises:
-        APIError: It failed.
-    """
-    waiting = asyncio.wrap_future(future)
-    leaving = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({waiting, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            return waiting.result()
-        if leaving.done():
-            raise APIError(503, "The request was canceled.", code="canceled")
-        raise APIError(504, f"The request took longer than {seconds:g} seconds.", code="timeout")
-    except RLHFError as err:
-        raise APIError(503, str(err), code="shutting_down", retry_after=5) from None
-    except (RuntimeError, MemoryError) as err:
-        raise APIError(500, str(err) or type(err).__name__, code="crashed") from None
-    finally:
-        leaving.cancel()
-        waiting.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _service_answer(scored: Scored) -> dict[str, Any]:
