@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 NO_WINDOWS = (
@@ -16,7 +17,10 @@ def main() -> None:
         raise SystemExit(2)
     from rlhf.cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # else the interpreter searches all of torch for garbage before it ends: seconds
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ COMMANDS = {
     "serve": Entry(
         "serve:serve",
         "The loop",
-        "Serve models behind OpenAI's API until Ctrl-C or SIGTERM; requests that are being answered end first.",
+        "Serve models behind OpenAI's API, reward models behind vLLM's for scores, until Ctrl-C or SIGTERM.",
         takes_settings=True,
     ),
     "export": Entry(

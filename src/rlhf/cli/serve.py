@@ -18,7 +18,7 @@ from rlhf.pipeline.models import named_model
 
 if TYPE_CHECKING:
     from rlhf.config.serving import ServingConfig
-    from rlhf.serving.model_routes import Source
+    from rlhf.serving.model_routes import Served, Source
 
 LAST_WORDS_SECONDS = 10.0
 """For telling clients whose requests did not end in time."""
@@ -69,6 +69,8 @@ def serve(
     ] = False,
 ) -> None:
     """`rlhf serve`; the first line of its help is in ``COMMANDS``, and the others are:
+
+    Requests that are being answered end first.
 
     An alias of the registry is watched: when it moves, new requests go to the new version while the old ones end on theirs.
 
@@ -164,12 +166,7 @@ def _serve(
             app.state.routes.share(name, of)
         web = web.model_copy(update={"port": server.getsockname()[1]})
         for name, (model, version) in app.state.routes.models().items():
-            of_registry = f", version {version}" if version is not None else ""
-            print(
-                f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {model.context:,} tokens ({model.how})"
-            )
-            if not model.tokenizer.chat_template:
-                print(f"! {name} has no chat template: it is given the texts of messages, a line each.")
+            print(_told(name, model, version))
         for name, of in app.state.routes.shares().items():
             print(f"{name}: " + ", ".join(f"{percentage(share)} {other}" for other, share in of.items()))
         if feedback is not None:
@@ -184,6 +181,18 @@ def _serve(
         with contextlib.suppress(Interrupted):
             serve_connections(
                 app, server, behind_proxy=web.public_url is not None, shutdown_seconds=config.drain_seconds + LAST_WORDS_SECONDS,
-                at_shutdown=partial(app.state.engine.stop, config.drain_seconds),
+                at_shutdown=partial(app.state.stop, config.drain_seconds),
             )  # fmt: skip
     print("Stopped.")
+
+
+def _told(name: str, model: Served, version: int | None) -> str:
+    """A line, or two, on a model that is ready."""
+    of_registry = f", version {version}" if version is not None else ""
+    tokens = f"{model.context:,} tokens" if model.context is not None else "no limit of tokens"
+    line = f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {tokens} ({model.how})"
+    if model.tokenizer.chat_template:
+        return line
+    if model.kind == "policy":
+        return f"{line}\n! {name} has no chat template: it is given the texts of messages, a line each."
+    return f"{line}\n! {name} has no chat template: it scores texts, and no messages."

@@ -10,7 +10,7 @@ from rlhf.config.base import BaseConfig
 
 
 class ServingConfig(BaseConfig):
-    """Limits and choices of a server for completions."""
+    """Limits and choices of a server."""
 
     max_batch_size: int = Field(32, ge=1)
     """Completions sampled side by side."""
@@ -22,6 +22,10 @@ class ServingConfig(BaseConfig):
     """Tokens of prompts that are kept for later prompts which begin alike; 0 keeps none."""
     prefill_chunk_tokens: int = Field(512, ge=1)
     """Prompt tokens read between two decoding steps while others are being answered."""
+    score_batch_tokens: int = Field(16_384, ge=1)
+    """Tokens that a reward model reads in one forward pass, for all requests together."""
+    max_waiting_score_tokens: int = Field(1_048_576, ge=1)
+    """Tokens of requests for scores that wait; where some wait, one that brings more is refused with status 429."""
     context_length: int | None = Field(None, ge=2)
     """Most tokens of a prompt with its completion; null for what the model was made for."""
     products: Literal["float32", "bfloat16"] = "float32"
@@ -38,6 +42,10 @@ class ServingConfig(BaseConfig):
     """How often the registry is asked whether an alias names another version."""
     max_completions: int = Field(16, ge=1)
     """Largest `n` of a request."""
+    max_searches: int = Field(8, ge=1)
+    """Requests with `search` that are answered at once; a further one is refused with status 429."""
+    max_search_tokens: int = Field(32_768, ge=1)
+    """Most tokens that one search may sample, whatever budget the request sets."""
     completion_days: float = Field(90.0, gt=0)
     """With a store: after so long a completion is deleted, and feedback on it is refused."""
     compare_every: int = Field(5, ge=0)

@@ -13,15 +13,15 @@ import torch
 import yaml
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import check_type
-from rlhf.models.checks import ADAPTER_FILE
+from rlhf.models.model_kind import model_kind
 from rlhf.models.policy import PolicyModel, merged
-from rlhf.models.reward import SETTINGS_FILE, RewardModel
+from rlhf.models.reward import RewardModel
 from rlhf.models.score import base_model
-from rlhf.models.sources import hub_options, is_adapter, model_source, plain_errors, source_name
+from rlhf.models.sources import model_source, source_name
 
 CARD_FILE = "README.md"
 ORIGIN_FILE = "artifact.json"
@@ -108,7 +108,11 @@ def source_model(model: str | Path | PolicyModel | RewardModel) -> SourceModel:
     check_type(model, (str, Path, PolicyModel, RewardModel), name="model", expected=expected)
     if isinstance(model, str | Path):
         source = model_source(str(model))
-        loaded = RewardModel.from_pretrained(source) if _gives_scores(source) else PolicyModel.from_pretrained(source)
+        loaded = (
+            RewardModel.from_pretrained(source)
+            if model_kind(source) != "policy"
+            else PolicyModel.from_pretrained(source)
+        )
         folder = Path(source) if Path(source).is_dir() else None
         return _source(loaded, str(model), folder)
     inner = model.model if isinstance(model, PolicyModel) else model.members[0]
@@ -137,21 +141,6 @@ def _plain(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         return plain
     copied: PreTrainedModel = copy.deepcopy(plain).float()
     return copied
-
-
-def _gives_scores(source: str) -> bool:
-    """Whether a folder or hub name is a reward model's."""
-    folder = Path(source)
-    if (folder / SETTINGS_FILE).is_file():
-        return True
-    if is_adapter(source):
-        with plain_errors(f"the adapter {source!r}"):
-            return bool(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("task_type") == "SEQ_CLS")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        return False
-    with plain_errors(f"the model {source!r}"):
-        config = AutoConfig.from_pretrained(source, **hub_options(source, None))
-    return any("ForSequenceClassification" in name for name in config.architectures or ())
 
 
 def card_head(folder: Path | None) -> dict[str, Any]:

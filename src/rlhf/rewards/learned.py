@@ -70,19 +70,42 @@ class LearnedReward(ModelReward[RewardModel]):
         Raises:
             RewardError: A sample is too long for the model and none is cut (``lengths``), or gets a score that is not finite.
         """
+        groups = self.groups(prompts, completions)
+        each = self.outputs(groups)
+        scores = self.scores(groups, each)
         who = f"The reward model {self.name}"
-        tokenizer = self.model.tokenizer
-        as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
-        groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
-        groups = self.lengths.applied(groups, prompts, completions, who=who, bos=tokenizer.bos_token_id)
-        each = self._each_score(groups)
-        scores = combine_scores(each, how=self.combine, std_coef=self.std_coef).tolist()
         result = result_of_model(who, self.name, scores, prompts, completions, on_error=self.on_error)
         if self.model.num_scores == 1:
             return result
         spread = each.std(0, correction=0).tolist()
         parts = {f"{self.name}_std": [None if place in result.errors else std for place, std in enumerate(spread)]}
         return replace(result, per_component={**result.per_component, **parts})
+
+    def groups(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
+        """See ``ModelReward``."""
+        who, tokenizer = f"The reward model {self.name}", self.model.tokenizer
+        as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
+        groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
+        return self.lengths.applied(groups, prompts, completions, who=who, bos=tokenizer.bos_token_id)
+
+    def num_outputs(self, group: Group) -> int:
+        """One for each completion."""
+        return len(group.branches)
+
+    @torch.no_grad()
+    def outputs(self, groups: Sequence[Group]) -> Tensor:
+        """[K, S] normalized scores of every member and head."""
+        with evaluating(self.model):
+            parts = [
+                self.model.member_scores(pack(run)).float().cpu()
+                for run in split_by_tokens(groups, max_tokens=self.max_tokens)
+            ]
+        return torch.cat(parts, dim=1) if parts else torch.zeros(self.model.num_scores, 0)
+
+    def scores(self, groups: Sequence[Group], outputs: Tensor) -> list[float]:
+        """See ``ModelReward``."""
+        scores: list[float] = combine_scores(outputs, how=self.combine, std_coef=self.std_coef).tolist()
+        return scores
 
     @torch.no_grad()
     def __call__(
@@ -103,19 +126,7 @@ class LearnedReward(ModelReward[RewardModel]):
         who = f"The reward model {self.name}"
         groups = groups_of_texts(self.model.tokenizer, asked, said, who=who)
         groups = self.lengths.applied(groups, asked, said, who=who, bos=self.model.tokenizer.bos_token_id)
-        scores: list[float] = combine_scores(
-            self._each_score(groups), how=self.combine, std_coef=self.std_coef
-        ).tolist()
-        return scores
-
-    def _each_score(self, groups: list[Group]) -> Tensor:
-        """[K, S] normalized scores of every member and head."""
-        with evaluating(self.model):
-            parts = [
-                self.model.member_scores(pack(run)).float().cpu()
-                for run in split_by_tokens(groups, max_tokens=self.max_tokens)
-            ]
-        return torch.cat(parts, dim=1) if parts else torch.zeros(self.model.num_scores, 0)
+        return self.scores(groups, self.outputs(groups))
 
 
 def build_learned(spec: LearnedRewardConfig, at: RewardContext) -> LearnedReward:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.data.contracts import Prompt
@@ -48,6 +49,26 @@ class ModelReward(Generic[ModelT]):
     def name(self) -> str:
         """What metrics and errors call it."""
         return self._name
+
+    def groups(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
+        """The model's rows of samples, in order; neighbors that share a prompt are one group.
+
+        Raises:
+            RewardError: A sample can't be read, or is too long for the model and none is cut (``lengths``).
+        """
+        raise NotImplementedError
+
+    def num_outputs(self, group: Group) -> int:
+        """How many columns of ``outputs`` a group has."""
+        raise NotImplementedError
+
+    def outputs(self, groups: Sequence[Group]) -> Tensor:
+        """[K, C] what the model says of rows, on the CPU; a group's columns follow those of the group before it."""
+        raise NotImplementedError
+
+    def scores(self, groups: Sequence[Group], outputs: Tensor) -> list[float]:
+        """[S] scores of the rows' completions, from the model's ``outputs`` [K, C]."""
+        raise NotImplementedError
 
     @property
     def takes_ids(self) -> bool:

@@ -8,6 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.rewards import ProcessRewardConfig
@@ -16,7 +17,7 @@ from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution
 from rlhf.errors import RewardError, look_up
 from rlhf.losses.step_aggregation import STEP_AGGREGATIONS, aggregate_steps
-from rlhf.models.process_reward import ProcessRewardModel, pack_steps, step_rows
+from rlhf.models.process_reward import ProcessRewardModel, pack_steps
 from rlhf.models.score import evaluating
 from rlhf.rewards.checked_values import result_of_model
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, model_folder, usable_ids
@@ -64,6 +65,15 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
         Raises:
             RewardError: A sample is too long for the model, or gets a score that is not finite.
         """
+        groups = self.groups(prompts, completions)
+        scores = self.scores(groups, self.outputs(groups))
+        who = f"The process reward model {self.name}"
+        result = result_of_model(who, self.name, scores, prompts, completions, on_error=self.on_error)
+        counts: list[float | None] = [float(len(ends)) for group in groups for ends in group.columns["step_ends"]]
+        return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
+
+    def groups(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
+        """See ``ModelReward``; the column ``step_ends`` says where each completion's steps end."""
         who, tokenizer = f"The process reward model {self.name}", self.model.tokenizer
         as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
         own = [getattr(completion, "scored", None) for completion in completions]
@@ -81,13 +91,28 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
         groups = [self._cut(group, [next(marks_of) for _ in group.branches]) for group in groups]
         if not self.lengths.cuts:
             groups = self.lengths.applied(groups, prompts, completions, who=who)
-        scores: list[float] = []
+        return groups
+
+    def num_outputs(self, group: Group) -> int:
+        """One for each step."""
+        return sum(map(len, group.columns["step_ends"]))
+
+    @torch.no_grad()
+    def outputs(self, groups: Sequence[Group]) -> Tensor:
+        """[1, K] log-odds that each step is right."""
         with evaluating(self.model):
-            for run in split_by_tokens(groups, max_tokens=self.max_tokens):
-                scores += self._scores(run)
-        result = result_of_model(who, self.name, scores, prompts, completions, on_error=self.on_error)
-        counts: list[float | None] = [float(len(ends)) for group in groups for ends in group.columns["step_ends"]]
-        return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
+            parts = [
+                self.model.step_scores(pack_steps(run)).cpu()
+                for run in split_by_tokens(groups, max_tokens=self.max_tokens)
+            ]
+        return torch.cat(parts)[None] if parts else torch.zeros(1, 0)
+
+    def scores(self, groups: Sequence[Group], outputs: Tensor) -> list[float]:
+        """See ``ModelReward``."""
+        counts = torch.tensor([len(ends) for group in groups for ends in group.columns["step_ends"]], dtype=torch.int64)
+        step_seq = torch.arange(len(counts)).repeat_interleave(counts)
+        scores: list[float] = aggregate_steps(outputs[0], step_seq, len(counts), how=self.aggregate).exp().tolist()
+        return scores
 
     def _cut(self, group: Group, own: Sequence[list[bool] | None]) -> Group:
         cut = [
@@ -119,13 +144,6 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
     def _is_blank(self, tokens: list[int]) -> bool:
         text = str(self.model.tokenizer.decode(tokens, skip_special_tokens=True))
         return not text.replace(self.model.step_separator, "").strip()
-
-    def _scores(self, groups: list[Group]) -> list[float]:
-        batch = pack_steps(groups).to(self.model.device)
-        step_scores, (_, step_seq) = self.model.step_scores(batch), step_rows(batch)
-        probabilities = aggregate_steps(step_scores, step_seq, batch.num_sequences, how=self.aggregate).exp()
-        scores: list[float] = probabilities.float().cpu().tolist()
-        return scores
 
 
 def build_process(spec: ProcessRewardConfig, at: RewardContext) -> ProcessReward:

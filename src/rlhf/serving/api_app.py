@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,16 +22,21 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rlhf.config.serving import ServingConfig
 from rlhf.errors import RLHFError
-from rlhf.serving import chat_page, completion_routes, feedback_routes
+from rlhf.models.model_kind import model_kind
+from rlhf.models.sources import model_source
+from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
-from rlhf.serving.model_routes import ModelRoutes, Source
+from rlhf.serving.model_routes import ModelRoutes, Served, Source
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.scheduler import ServingEngine
+from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_scorer import ServedScorer
+from rlhf.serving.served_search import SearchRunner
 from rlhf.web.security_middleware import Shield
 
 if TYPE_CHECKING:
@@ -53,12 +59,12 @@ def create_app(
     requests: str = "6000/minute",
     feedback_store: PreferenceStore | None = None,
 ) -> FastAPI:
-    """A server with OpenAI's routes for completions.
+    """A server with OpenAI's routes for completions, and vLLM's for scores.
 
         uvicorn.run(create_app("runs/quickstart/ppo/model"))
 
     Args:
-        model_path: A model folder or hub name, served under its own text.
+        model_path: A model folder or hub name, served under its own text; a reward model gives scores.
         max_batch_size: Completions sampled side by side.
         max_concurrent_requests: Requests that wait or are answered at once.
         models: Name -> where its weights come from, in place of ``model_path``.
@@ -77,13 +83,7 @@ def create_app(
     config = config or ServingConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
     metrics, inbox = ServingMetrics(), Inbox()
 
-    def load(source: str) -> ServedModel:
-        return ServedModel.load(
-            source, device=config.device, products=config.products, compiled=config.compiled, context=config.context_length,
-            prefix_tokens=config.prefix_cache_tokens,
-        )  # fmt: skip
-
-    routes = ModelRoutes(load, metrics)
+    routes = ModelRoutes(partial(_load, config), metrics)
     for name, source in (models or {str(model_path): Source(str(model_path))}).items():
         routes.add(name, source)
     engine = ServingEngine(
@@ -91,7 +91,10 @@ def create_app(
         max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
         timeout_seconds=config.request_timeout_seconds,
     )  # fmt: skip
-    _watch(metrics, engine, routes)
+    scoring = ScoringEngine(
+        metrics, max_waiting=config.max_concurrent_requests, max_waiting_tokens=config.max_waiting_score_tokens
+    )
+    _watch(metrics, engine, scoring, routes)
     memory = None
     if feedback_store is not None:
         memory = CompletionMemory(feedback_store, metrics, days=config.completion_days, has_keys=key_store is not None)
@@ -100,6 +103,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         inbox.open()
         engine.start()
+        scoring.start()
         tasks = [asyncio.create_task(_refresh(routes, config.reload_seconds))]
         if memory is not None:
             tasks.append(asyncio.create_task(memory.drop_old()))
@@ -108,7 +112,7 @@ def create_app(
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.to_thread(engine.stop, config.drain_seconds)
+            await asyncio.to_thread(state.stop, config.drain_seconds)
 
     app = FastAPI(
         title="rlhf", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
@@ -117,9 +121,17 @@ def create_app(
     state.generation = Generation(engine, routes, inbox, max_completions=config.max_completions)
     state.metrics, state.routes, state.engine, state.started = metrics, routes, engine, int(time.time())
     state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
+    state.scoring, state.request_seconds = scoring, config.request_timeout_seconds
+    state.searches = SearchRunner(
+        engine, scoring, inbox, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
+        seconds=config.request_timeout_seconds,
+    )  # fmt: skip
+    state.stop = partial(_stop, state.searches, engine, scoring)
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
     state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
     app.include_router(completion_routes.router)
+    app.include_router(responses_routes.router)
+    app.include_router(score_routes.router)
     app.include_router(feedback_routes.router)
     app.include_router(chat_page.router)
     app.mount("/static", StaticFiles(packages=[("rlhf.serving", "static"), ("rlhf.web", "static")]), name="static")
@@ -135,14 +147,40 @@ def create_app(
     return app
 
 
-def _watch(metrics: ServingMetrics, engine: ServingEngine, routes: ModelRoutes) -> None:
+def _load(config: ServingConfig, source: str) -> Served:
+    """A model of any kind."""
+    kind = model_kind(model_source(source))
+    if kind != "policy":
+        is_process = kind == "process_reward"
+        return ServedScorer.load(
+            source, is_process=is_process, device=config.device, max_tokens=config.score_batch_tokens
+        )
+    return ServedModel.load(
+        source, device=config.device, products=config.products, compiled=config.compiled, context=config.context_length,
+        prefix_tokens=config.prefix_cache_tokens,
+    )  # fmt: skip
+
+
+def _stop(searches: SearchRunner, engine: ServingEngine, scoring: ScoringEngine, seconds: float) -> None:
+    """Take no more requests, and let those that are there end for so long; searches need the two others."""
+    limit = time.monotonic() + seconds
+    searches.stop(seconds)
+    engine.stop(max(0.0, limit - time.monotonic()))
+    scoring.stop(limit - time.monotonic())
+
+
+def _watch(metrics: ServingMetrics, engine: ServingEngine, scoring: ScoringEngine, routes: ModelRoutes) -> None:
     """Numbers that are looked up when they are asked for."""
 
     def models() -> list[ServedModel]:
-        return list({id(model): model for model, _ in routes.models().values()}.values())
+        served = {id(model): model for model, _ in routes.models().values()}
+        return [model for model in served.values() if isinstance(model, ServedModel)]
 
-    metrics.watch("num_requests_running", "Requests that are being read or answered.", lambda: engine.num_running)
-    metrics.watch("num_requests_waiting", "Requests in the queue.", lambda: engine.num_waiting)
+    metrics.watch(
+        "num_requests_running", "Requests that are being read, answered or scored.",
+        lambda: engine.num_running + scoring.num_running,
+    )  # fmt: skip
+    metrics.watch("num_requests_waiting", "Requests in the queue.", lambda: engine.num_waiting + scoring.num_waiting)
     metrics.watch(
         "kv_cache_usage_perc", "Share of the room for keys and values that live requests may come to need.",
         lambda: sum(model.batch.cached_tokens for model in models()) / engine.max_cache_tokens,

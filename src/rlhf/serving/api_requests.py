@@ -15,6 +15,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.message_text import describe
 from rlhf.errors import did_you_mean
 from rlhf.serving.api_errors import APIError
+from rlhf.serving.search_requests import SearchBody
 
 MOST_STOPS = 16
 LEAST_TEMPERATURE = 1e-3
@@ -103,6 +104,7 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    search: SearchBody | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -131,11 +133,17 @@ class CompletionBody(GenerationBody):
         return cast(list[str] | list[list[int]], self.prompt)
 
 
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Body = TypeVar("Body", bound=GenerationBody)
 
 
-def body_of(kind: type[Body], sent: Any) -> Body:
-    """A request's body, checked.
+def read_body(kind: type[AnyBody], sent: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> AnyBody:
+    """A request's body.
+
+    Args:
+        kind: Its keys.
+        sent: What came.
+        unsupported: Key -> values that ask for nothing; other values of it are refused by name.
 
     Raises:
         APIError: It is none; the first fault is named.
@@ -143,7 +151,7 @@ def body_of(kind: type[Body], sent: Any) -> Body:
     if not isinstance(sent, dict):
         raise APIError(400, f"The request is {describe(sent)}; wanted a JSON object.")
     taken = dict(sent)
-    for key, nothing in UNSUPPORTED.items():
+    for key, nothing in unsupported.items():
         if key in taken and key not in kind.model_fields:
             value = taken.pop(key)
             if value is not None and value not in nothing:
@@ -156,9 +164,18 @@ def body_of(kind: type[Body], sent: Any) -> Body:
     for key in [key for key, value in taken.items() if value is None]:
         del taken[key]
     try:
-        body = kind.model_validate(taken)
+        return kind.model_validate(taken)
     except ValidationError as err:
         raise _fault(kind, err) from None
+
+
+def body_of(kind: type[Body], sent: Any, unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED) -> Body:
+    """A request for completions, checked.
+
+    Raises:
+        APIError: It is none; the first fault is named.
+    """
+    body = read_body(kind, sent, unsupported)
     if len(body.stops) > MOST_STOPS or any(not text for text in body.stops):
         raise APIError(
             400, f"stop takes up to {MOST_STOPS} texts, none of them empty.", code="invalid_value", param="stop"
@@ -185,7 +202,7 @@ def biases(body: GenerationBody, vocabulary: int) -> dict[int, float]:
     return out
 
 
-def _fault(kind: type[GenerationBody], err: ValidationError) -> APIError:
+def _fault(kind: type[BaseModel], err: ValidationError) -> APIError:
     first = err.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     top = str(first["loc"][0]) if first["loc"] else ""

@@ -98,9 +98,12 @@ class Answer:
     def _kept(self, index: int, completed: Completed) -> ServedCompletion:
         number = index // self.asked[0].num_samples
         one = self.asked[number]
+        sampling = {**one.sampling.model_dump(mode="json"), "seed": one.seed}
+        if one.search is not None:
+            sampling["search"] = dict(one.search)
         return ServedCompletion(
             completion_id=self.asked[0].id, index=index, program=self.program, user=self.user, model=one.name,
             weights=one.model.fingerprint, version=one.model.version, prompt=self.prompts[number], completion=completed.text,
-            finish_reason=completed.finish_reason or "", sampling={**one.sampling.model_dump(mode="json"), "seed": one.seed},
+            finish_reason=completed.finish_reason or "", sampling=sampling,
             template_kwargs=self.template_kwargs,
         )  # fmt: skip

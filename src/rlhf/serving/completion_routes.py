@@ -20,8 +20,9 @@ from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, CompletionBody, GenerationBody, body_of
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import Answer, CompletionMemory
-from rlhf.serving.generate_api import Asked, Completed, Generation, kept_prompt, prompt_ids
+from rlhf.serving.generate_api import Asked, Completed, Generation, kept_prompt, prompt_ids, prompt_of
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
+from rlhf.serving.search_answers import SearchedAnswer, searched_answer
 
 router = APIRouter()
 FINGERPRINT = "X-Model-Fingerprint"
@@ -45,7 +46,8 @@ def models(request: Request, client: Client) -> dict[str, Any]:
             "id": name, "object": "model", "created": request.app.state.started, "owned_by": "rlhf",
             "fingerprint": of[name][0].fingerprint if name in of else None,
             "version": of[name][1] if name in of else None,
-            "max_model_len": of[name][0].context if name in of else None, "shares": shares.get(name),
+            "max_model_len": of[name][0].context if name in of else None,
+            "kind": of[name][0].kind if name in of else None, "shares": shares.get(name),
         }
         for name in routes.names()
     ]  # fmt: skip
@@ -67,10 +69,16 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
     body, generation = body_of(ChatBody, sent), generation_of(request)
     name, model = generation.model(body, body.user or client)
     # in a thread: megabytes of text would stop all streams meanwhile
-    ids = await asyncio.to_thread(prompt_ids, model, body.messages, kwargs=body.chat_template_kwargs)
-    asked = generation.submit(body, name, model, ids, client=client, num_top=body.num_top, prefix="chatcmpl-")
-    answer = _kept_answer(request, body, [asked], [body.messages], client)
-    return await _answer(request, body, [asked], _Chat(asked), answer)
+    prompt = await asyncio.to_thread(prompt_of, model, body.messages, kwargs=body.chat_template_kwargs)
+    found = None
+    if body.search is not None:
+        asked, found = searched_answer(request.app.state, body, body.search, name, model, prompt, client)
+    else:
+        asked = generation.submit(
+            body, name, model, prompt.ids, client=client, num_top=body.num_top, prefix="chatcmpl-"
+        )
+    answer = kept_answer(request, body, [asked], [body.messages], client)
+    return await _answer(request, body, [asked], _Chat(asked), answer, found)
 
 
 @router.post("/v1/completions")
@@ -99,11 +107,11 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
             generation.engine.cancel(one.id)
             generation.inbox.forget(one.id)
         raise
-    answer = _kept_answer(request, body, asked, body.prompts, client)
+    answer = kept_answer(request, body, asked, body.prompts, client)
     return await _answer(request, body, asked, _Text(asked[0], echo_ids=ids), answer)
 
 
-def _kept_answer(
+def kept_answer(
     request: Request, body: GenerationBody, asked: list[Asked], prompts: Sequence[Any], client: str
 ) -> Answer | None:
     """Where completions are kept; None where they are not."""
@@ -209,16 +217,21 @@ class _Text(_Form):
 
 
 async def _answer(
-    request: Request, body: GenerationBody, asked: list[Asked], form: _Form, answer: Answer | None
+    request: Request,
+    body: GenerationBody,
+    asked: list[Asked],
+    form: _Form,
+    answer: Answer | None,
+    found: SearchedAnswer | None = None,
 ) -> Response:
     headers = {FINGERPRINT: form.asked.model.fingerprint}
     if body.stream:
-        stream = _stream(request, body, asked, form, answer)
+        stream = _stream(request, body, asked, form, answer, found)
         first = await anext(stream)  # what is refused before the first word is refused with a status
-        return StreamingResponse(_chained(first, stream), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(chained(first, stream), media_type="text/event-stream", headers=headers)
     completed: dict[int, Completed] = {}
     usage = _Usage()
-    async for index, event in _all_pieces(request, asked):
+    async for index, event in _all_pieces(request, asked) if found is None else found.events(request):
         if isinstance(event, Accepted):
             usage.cached += event.cached_tokens
         else:
@@ -228,11 +241,17 @@ async def _answer(
     usage.prompt = sum(one.num_prompt_tokens for one in asked)
     usage.completion = sum(len(one.tokens) for one in completed.values())
     choices = [form.choice(index, one) for index, one in sorted(completed.items())]
-    return JSONResponse(form.head(form.whole) | {"choices": choices, "usage": usage.told()}, headers=headers)
+    told = {"choices": choices, "usage": usage.told(found)} | ({"search": found.told} if found is not None else {})
+    return JSONResponse(form.head(form.whole) | told, headers=headers)
 
 
 async def _stream(
-    request: Request, body: GenerationBody, asked: list[Asked], form: _Form, answer: Answer | None
+    request: Request,
+    body: GenerationBody,
+    asked: list[Asked],
+    form: _Form,
+    answer: Answer | None,
+    found: SearchedAnswer | None,
 ) -> AsyncIterator[str]:
     """Server-sent events."""
     usage = _Usage(prompt=sum(one.num_prompt_tokens for one in asked))
@@ -245,7 +264,7 @@ async def _stream(
         return f"data: {json.dumps(message, ensure_ascii=False)}\n\n"
 
     try:
-        async for index, event in _all_pieces(request, asked):
+        async for index, event in _all_pieces(request, asked) if found is None else found.events(request):
             if isinstance(event, Accepted):
                 usage.cached += event.cached_tokens
                 continue
@@ -261,14 +280,14 @@ async def _stream(
                 ):  # before its end is sent: a client that has all of it may give feedback
                     await answer.keep({index: completed.pop(index)})
             if event.text or event.logprobs or event.finish_reason is not None:
-                yield said([form.delta(index, event)])
+                yield said([form.delta(index, event)], **({"search": found.told} if found is not None else {}))
     except APIError as err:
         if not begun:
             raise
         yield f"data: {json.dumps(err.body())}\n\n"  # the status is out
         return
     if with_usage:
-        yield said([], usage=usage.told())
+        yield said([], usage=usage.told(found))
     yield "data: [DONE]\n\n"
 
 
@@ -306,7 +325,8 @@ async def _all_pieces(request: Request, asked: list[Asked]) -> AsyncIterator[tup
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+async def chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    """A stream whose first text was waited for."""
     yield first
     async for text in rest:
         yield text
@@ -316,10 +336,13 @@ class _Usage:
     def __init__(self, prompt: int = 0) -> None:
         self.prompt, self.completion, self.cached = prompt, 0, 0
 
-    def told(self) -> dict[str, Any]:
-        return {
+    def told(self, found: SearchedAnswer | None) -> dict[str, Any]:
+        """A search's tokens are all that it sampled, and the whole cost stands beside them."""
+        completion = self.completion if found is None else found.cost.policy_tokens
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        return usage if found is None else usage | {"search": found.cost.to_dict()}

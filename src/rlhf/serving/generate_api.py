@@ -12,14 +12,17 @@ from typing import Any, cast
 from starlette.requests import Request
 
 from rlhf.config.policy import SamplingConfig
+from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
-from rlhf.errors import ConfigError, RLHFError, did_you_mean
+from rlhf.errors import ConfigError, RLHFError
 from rlhf.seeds import derive_seed
+from rlhf.serving.answer_waiting import refused
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import GenerationBody, biases
 from rlhf.serving.constraints import ANY_OBJECT
 from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
 from rlhf.serving.inbox import Inbox
+from rlhf.serving.model_choice import picked
 from rlhf.serving.model_routes import ModelRoutes
 from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.served_model import ServedModel
@@ -56,6 +59,8 @@ class Asked:
     num_samples: int
     sampling: SamplingConfig
     seed: int
+    search: Mapping[str, Any] | None = None
+    """How the completion was looked for; None where it was sampled."""
 
 
 class Generation:
@@ -76,17 +81,9 @@ class Generation:
         """Who answers.
 
         Raises:
-            APIError: 404, for a name that is none.
+            APIError: 404, for a name that is none; 400, for that of a reward model.
         """
-        try:
-            return self.routes.pick(body.model, user)
-        except KeyError:
-            names = self.routes.names()
-            raise APIError(
-                404,
-                f"There is no model {body.model!r} here.{did_you_mean(body.model, names)} It serves: {', '.join(names)}.",
-                code="model_not_found", param="model",
-            ) from None  # fmt: skip
+        return picked(self.routes, body.model, user, ServedModel)
 
     def submit(
         self, body: GenerationBody, name: str, model: ServedModel, ids: Sequence[int], *, client: str, num_top: int | None,
@@ -114,15 +111,12 @@ class Generation:
                 code="invalid_value",
                 param="n",
             )
-        most = model.context - len(ids)
-        wanted = body.most_tokens
-        if not ids or most < 1 or (wanted is not None and wanted > most):
-            raise _too_long(model, len(ids), wanted)
+        sampling = sampling_of(body, model, ids)
         seed = body.seed if body.seed is not None else secrets.randbits(63)
         request = GenerationRequest(
             id=f"{prefix}{secrets.token_hex(12)}",
             prompt=ids,
-            sampling=body.sampling(most),
+            sampling=sampling,
             seed=derive_seed(seed % 2**63, "prompt", number) if number else seed % 2**63,
             num_samples=body.n,
             logit_bias=biases(body, model.vocabulary),
@@ -134,12 +128,9 @@ class Generation:
         self.inbox.expect(request.id)
         try:
             self.engine.submit(model, request)
-        except QueueFullError as err:
+        except (QueueFullError, ClosedError) as err:
             self.inbox.forget(request.id)
-            raise APIError(429, f"{err} Send it again in a moment.", code="queue_full", retry_after=1) from None
-        except ClosedError as err:
-            self.inbox.forget(request.id)
-            raise APIError(503, str(err), code="shutting_down", retry_after=5) from None
+            raise refused(err) from None
         return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed)
 
     async def pieces(self, asked: Asked, http: Request) -> AsyncIterator[Accepted | Piece]:
@@ -193,10 +184,21 @@ class Generation:
             raise APIError(501, str(err), code="unsupported_parameter", param="response_format") from None
 
 
+def sampling_of(body: GenerationBody, model: ServedModel, ids: Sequence[int]) -> SamplingConfig:
+    """How a request's completions are drawn.
+
+    Raises:
+        APIError: Prompt and completion do not fit the model.
+    """
+    most = model.context - len(ids)
+    wanted = body.most_tokens
+    if not ids or most < 1 or (wanted is not None and wanted > most):
+        raise _too_long(model, len(ids), wanted)
+    return body.sampling(most)
+
+
 def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]], *, kwargs: Any = None) -> list[int]:
     """Token ids of a text, of tokens, or of messages in the chat template, as data sets make them.
-
-    A model without a template gets the messages' texts, a line each: those of this project's demo were trained on plain texts.
 
     Raises:
         APIError: The prompt is empty, holds tokens that the model does not know, or the template refuses it.
@@ -208,15 +210,26 @@ def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]
             message = f"prompt holds the token {wrong!r}; the model's are 0 to {model.vocabulary - 1}."
             raise APIError(400, message, code="invalid_value", param="prompt")
         return list(tokens)
+    return list(prompt_of(model, cast(str | list[dict[str, Any]], prompt), kwargs=kwargs).ids)
+
+
+def prompt_of(model: ServedModel, prompt: str | list[dict[str, Any]], *, kwargs: Any = None) -> Prompt:
+    """A text, or messages, as a prompt.
+
+    A model without a template gets the messages' texts, a line each: those of this project's demo were trained on plain texts.
+
+    Raises:
+        APIError: It is empty, or the template refuses it.
+    """
     key = "prompt" if isinstance(prompt, str) else "messages"
     row: dict[str, Any] = {"prompt": prompt}
     if not isinstance(prompt, str):
-        messages = [_message(message, number) for number, message in enumerate(cast(list[dict[str, Any]], prompt))]
+        messages = [_message(message, number) for number, message in enumerate(prompt)]
         row = {"prompt": messages} | ({"chat_template_kwargs": kwargs} if kwargs else {})
         if not model.tokenizer.chat_template:
             row = {"prompt": _lines(messages)}
     try:
-        return list(next(iter(GRPODataset([row], model.tokenizer))).ids)
+        return next(iter(GRPODataset([row], model.tokenizer)))
     except RLHFError as err:
         raise APIError(400, f"{key} can't be taken: {err}", code="invalid_value", param=key) from None
 

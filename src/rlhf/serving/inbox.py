@@ -20,6 +20,12 @@ class Inbox:
         """Called in the loop that answers."""
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that answers."""
+        assert self._loop is not None, "the server has not begun"
+        return self._loop
+
     def deliver(self, events: list[tuple[str, Event]]) -> None:
         """Called in the engine's thread."""
         if events and self._loop is not None:

@@ -13,15 +13,18 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.registry.registry import Registry
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_scorer import ServedScorer
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[str], ServedModel]
+Served: TypeAlias = ServedModel | ServedScorer
+Load = Callable[[str], Served]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Source:
 @dataclass(slots=True)
 class _Route:
     source: Source
-    model: ServedModel
+    model: Served
     version: int | None = None
     """In the registry."""
     refused: int | None = None
@@ -77,7 +80,7 @@ class ModelRoutes:
         self._routes: dict[str, _Route] = {}
         self._shares: dict[str, Shares] = {}
 
-    def add(self, name: str, source: Source) -> ServedModel:
+    def add(self, name: str, source: Source) -> Served:
         """Load the weights of a new name.
 
         Raises:
@@ -109,6 +112,11 @@ class ModelRoutes:
             total = sum(shares.values())
             if total <= 0:
                 raise ConfigError("All shares are 0: nobody would answer.")
+            kinds = {type(self._routes[other].model) for other in shares}
+            if len(kinds) > 1:
+                raise ConfigError(
+                    f"{name!r} would be shared by language models and reward models; share it by one kind."
+                )
             self._shares[name] = Shares({other: share / total for other, share in shares.items()})
 
     def names(self) -> list[str]:
@@ -121,7 +129,7 @@ class ModelRoutes:
         with self._lock:
             return {name: dict(shares.of) for name, shares in self._shares.items()}
 
-    def pick(self, name: str, user: str) -> tuple[str, ServedModel]:
+    def pick(self, name: str, user: str) -> tuple[str, Served]:
         """The model that answers, and its own name.
 
         Raises:
@@ -132,7 +140,7 @@ class ModelRoutes:
                 name = self._shares[name].pick(name, user)
             return name, self._routes[name].model
 
-    def models(self) -> dict[str, tuple[ServedModel, int | None]]:
+    def models(self) -> dict[str, tuple[Served, int | None]]:
         """Name -> model and its version in the registry."""
         with self._lock:
             return {name: (route.model, route.version) for name, route in self._routes.items()}
@@ -151,6 +159,7 @@ class ModelRoutes:
                     continue
                 try:
                     model = self._loaded(route.source, version)
+                    check_same_kind(route.model, model)
                 except Exception as err:  # whatever is wrong with the new weights, the old ones go on
                     route.refused = version
                     self._metrics.swaps.labels(outcome="refused").inc()
@@ -165,7 +174,7 @@ class ModelRoutes:
                 changed.append(name)
         return changed
 
-    def _loaded(self, source: Source, version: int | None) -> ServedModel:
+    def _loaded(self, source: Source, version: int | None) -> Served:
         if source.registry is None or version is None:
             return self._load(source.text)
         registry = Registry(source.registry)
@@ -176,6 +185,17 @@ class ModelRoutes:
         model = there or self._load(path)
         model.version = version
         return model
+
+
+def check_same_kind(old: Served, new: Served) -> None:
+    """Refuse to put a language model in the place of a reward model, or the other way round.
+
+    Raises:
+        ModelError: They are of two kinds.
+    """
+    if type(old) is not type(new):
+        kinds = {ServedModel: "a language model", ServedScorer: "a reward model"}
+        raise ModelError(f"it is {kinds[type(new)]}, and the name answered as {kinds[type(old)]}")
 
 
 def _version(source: Source) -> int | None:

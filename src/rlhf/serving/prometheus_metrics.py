@@ -28,6 +28,8 @@ class ServingMetrics:
 
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that were begun.")
         self.generation_tokens = counter("generation_tokens", "Tokens sampled.")
+        self.scores = counter("scores", "Completions scored by reward models.")
+        self.scored_tokens = counter("scored_tokens", "Tokens that reward models read, a shared prompt once.")
         self.success = counter("request_success", "Completions that ended, by reason.", "finished_reason")
         self.failures = counter("request_failures", "Requests that ended without an answer, by reason.", "reason")
         self.refused = counter("requests_refused", "Requests refused because the queue was full.")

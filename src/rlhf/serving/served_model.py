@@ -76,7 +76,9 @@ class ServedModel:
         self.vocabulary = int(config.vocab_size)
         self.prefixes = PrefixCache(prefix_tokens)
         self.max_prefill_tokens = max_prefill_tokens
-        self.constraints = JsonConstraints(self.tokenizer, self.vocabulary, eos_ids(self.model, self.tokenizer)[0])
+        self.ends = eos_ids(self.model, self.tokenizer)
+        """Tokens that end a completion."""
+        self.constraints = JsonConstraints(self.tokenizer, self.vocabulary, self.ends[0])
         self._fused = self._fuse(compiled=compiled)
         self.batch = self._new_batch()
 
@@ -89,6 +91,11 @@ class ServedModel:
         """
         with placed_on(device):
             return cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
+
+    @property
+    def kind(self) -> str:
+        """`policy`: it writes completions."""
+        return "policy"
 
     @property
     def how(self) -> str:

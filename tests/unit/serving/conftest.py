@@ -93,3 +93,20 @@ def ask(
         id=name, prompt=prompt, sampling=SamplingConfig(**{"max_new_tokens": 12, **sampling}), seed=seed,
         num_samples=num_samples, client=client, ignore_eos=True,
     )  # fmt: skip
+
+
+def client_of(site: Any) -> Any:
+    """OpenAI's own client, over an application without a socket."""
+    module = pytest.importorskip("openai", reason="pip install openai: its client is what people use")
+    import httpx2
+
+    def send(request: Any) -> Any:
+        answer = site.request(
+            request.method, str(request.url.path), content=request.read(), headers=dict(request.headers)
+        )
+        return httpx2.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+
+    return module.OpenAI(
+        base_url="http://testserver/v1", api_key="none", max_retries=0,
+        http_client=httpx2.Client(transport=httpx2.MockTransport(send)),
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from rlhf.config.serving import ServingConfig
 from rlhf.serving import create_app
 from rlhf.serving.model_routes import Source
-from tests.unit.serving.conftest import build_model
+from tests.unit.serving.conftest import build_model, client_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
@@ -37,20 +37,7 @@ def site(folder) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def openai(site):
-    """OpenAI's own client, over the application without a socket."""
-    module = pytest.importorskip("openai", reason="pip install openai: its client is what people use")
-    import httpx2
-
-    def send(request: Any) -> Any:
-        answer = site.request(
-            request.method, str(request.url.path), content=request.read(), headers=dict(request.headers)
-        )
-        return httpx2.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
-
-    return module.OpenAI(
-        base_url="http://testserver/v1", api_key="none", max_retries=0,
-        http_client=httpx2.Client(transport=httpx2.MockTransport(send)),
-    )  # fmt: skip
+    return client_of(site)
 
 
 def ask(site: TestClient, path: str = CHAT, **keys: Any) -> Any:
