@@ -94,7 +94,9 @@ def create_app(
     _watch(metrics, engine, routes)
     memory = None
     if feedback_store is not None:
-        memory = CompletionMemory(feedback_store, metrics, days=config.completion_days, has_keys=key_store is not None)
+        memory = CompletionMemory(
+            feedback_store, metrics, days=config.completion_days, consent=config.consent, has_keys=key_store is not None
+        )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -117,6 +119,7 @@ def create_app(
     state.generation = Generation(engine, routes, inbox, max_completions=config.max_completions)
     state.metrics, state.routes, state.engine, state.started = metrics, routes, engine, int(time.time())
     state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
+    state.consent = config.consent
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
     state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
     app.include_router(completion_routes.router)
