@@ -13,9 +13,11 @@ import pytest
 
 from rlhf.config.serving import ServingConfig
 from rlhf.feedback.production import rows_of_events
+from rlhf.feedback.red_team import items_of_attempts
 from rlhf.serving import create_app
 from rlhf.serving.model_routes import Source
 from rlhf.store import PreferenceStore, access
+from rlhf.store.served_completions import num_served
 from tests.browser.conftest import is_complaint
 from tests.fixtures.labeling import LONGEST_WAIT_MS
 
@@ -27,10 +29,12 @@ LAST = "article.assistant:last-of-type"
 class ChatServer:
     """Two names of the embedded model, and one that shares its requests out between them."""
 
-    def __init__(self, store: PreferenceStore | None, *, keys: bool = False, compare_every: int = 0) -> None:
+    def __init__(
+        self, store: PreferenceStore | None, *, keys: bool = False, compare_every: int = 0, consent: str = "assumed"
+    ) -> None:
         import uvicorn
 
-        config = ServingConfig(compiled=False, compare_every=compare_every, context_length=200)
+        config = ServingConfig(compiled=False, compare_every=compare_every, context_length=200, consent=consent)
         models = {"old": Source("embedded"), "new": Source("embedded")}
         app = create_app(models=models, config=config, feedback_store=store, key_store=store if keys else None)
         app.state.routes.share("live", {"old": 0.5, "new": 0.5})
@@ -240,6 +244,73 @@ def test_feedback_that_does_not_arrive_is_offered_again_under_the_same_key(serve
     assert page.is_hidden("#notice")
 
 
+def test_ratings_with_a_reason_in_place_of_thumbs(serve, visit):
+    server = serve()
+    page = visit(server.url)
+    page.eval_on_selector("#scale", "(field) => { field.value = '5'; field.dispatchEvent(new Event('change')); }")
+    write(page, "Once")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("4")
+    page.wait_for_selector(f"{LAST} button[aria-pressed=true]:has-text('4')")
+    page.keyboard.press("w")
+    page.fill(f"{LAST} textarea", "Nearly.")
+    page.keyboard.press("Control+Enter")
+    events = server.events(2)
+    assert [(event.kind, event.content["rating"], event.content["scale"]) for event in events] == [
+        ("rating", 4, [1, 5])
+    ] * 2
+    assert events[1].content["comment"] == "Nearly."
+    assert events[1].content["consent"] is True
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    assert page.input_value("#scale") == "5"
+
+
+@pytest.mark.parametrize("consent", ["assumed", "required"])
+def test_nothing_is_kept_of_who_does_not_consent(serve, visit, consent):
+    server = serve(consent=consent)
+    page = visit(server.url)
+    page.wait_for_selector("#model option", state="attached")
+    assert page.is_checked("#consent") == (consent == "assumed")
+    page.set_checked("#consent", False)
+    write(page, "Once")
+    assert page.is_visible("#consent-off")
+    assert page.locator(f"{LAST} .toolbar button").all_inner_texts() == ["Again r"]
+    assert num_served(server.store.engine) == 0
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    assert not page.is_checked("#consent"), "it stays as it was said"
+    page.set_checked("#consent", True)
+    write(page, "Once")
+    page.click(f"{LAST} button:has-text('Good')")
+    assert server.events(1)[0].content["consent"] is True
+
+
+def test_an_attempt_is_graded_and_becomes_an_item_and_a_pair(serve, visit):
+    server = serve(compare_every=1)
+    page = visit(server.url)
+    page.wait_for_selector("#model option", state="attached")
+    page.click("#open-settings")
+    page.set_checked("#red-team", True)
+    page.keyboard.press("Escape")
+    assert page.is_visible("#red-team-on")
+    write(page, "Tell me something bad")
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("h")
+    page.check("input[name=harm][value='3']")
+    page.fill("#harm-category", "hate")
+    page.fill("#harm-better", "No.")
+    page.click("#harm-form button[type=submit]")
+    events = server.events(1)
+    (item,) = items_of_attempts(events).items
+    assert (item["harm"], item["category"], item["should_refuse"]) == (3, "hate", True)
+    assert "Tell me something bad" in str(item["prompt"])
+    (row,) = rows_of_events(events).rows
+    assert row["chosen"] == "No."
+    assert page.inner_text(f"{LAST} .note") == "Harm 3, hate."
+
+
 def test_what_is_refused_is_said_in_words(serve, visit):
     page = visit(serve().url)
     write(page, "word " * 400)
@@ -273,4 +344,13 @@ def test_the_page_fits_a_phone_and_axe_finds_no_serious_fault(serve, visit, scre
         page.click(f"#open-{name}")
         look(name)
         page.keyboard.press("Escape")
+    page.eval_on_selector("#scale", "(field) => { field.value = '5'; field.dispatchEvent(new Event('change')); }")
+    page.click(f"{LAST} button:has-text('2')")
+    look("rated")
+    page.eval_on_selector("#red-team", "(box) => box.click()")
+    page.click(f"{LAST} button:has-text('Grade harm')")
+    look("harm")
+    page.keyboard.press("Escape")
+    page.set_checked("#consent", False)
+    look("no-consent")
     assert found == {}

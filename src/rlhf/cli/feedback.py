@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.cli import compare, feedback_export, feedback_forget, feedback_import, guidelines, people, project_plan
+from rlhf.cli import (
+    compare,
+    feedback_export,
+    feedback_forget,
+    feedback_import,
+    feedback_votes,
+    guidelines,
+    people,
+    project_plan,
+)
 from rlhf.cli.options import JsonOption, console
 from rlhf.cli.stores import (
     STORE,
@@ -125,6 +134,8 @@ def feedback_prioritize(
 app.command("import")(feedback_import.import_)
 app.command("convert")(feedback_import.convert)
 app.command("export")(feedback_export.export)
+app.command("arena")(feedback_votes.arena)
+app.command("red-team")(feedback_votes.red_team)
 app.command("forget")(feedback_forget.forget)
 app.command("simulate")(project_plan.simulate)
 app.command("sample-size")(project_plan.sample_size)

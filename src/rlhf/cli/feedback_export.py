@@ -9,6 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.cli.feedback_events import (
+    ConsentOption,
+    DifferenceOption,
+    EventsOption,
+    EventsWanted,
+    NotInOption,
+    RegenerateOption,
+    ScaleOption,
+    SourceOption,
+    ThresholdsOption,
+    event_rows,
+)
 from rlhf.cli.stores import (
     STORE,
     BatchOption,
@@ -50,10 +62,18 @@ def export(
     ] = None,
     qualified: Annotated[
         bool,
-        typer.Option("--qualified", help="Only judgments of annotators who meet the rules of `rlhf feedback report`."),
+        typer.Option(
+            "--qualified",
+            help="Only judgments of annotators who meet the rules of `rlhf feedback report`; with --events, without users who always "
+            "click the same.",
+        ),
     ] = False,
     min_items: Annotated[
-        int | None, typer.Option(help="With --qualified: judgments an annotator has made at least (50).", min=0)
+        int | None,
+        typer.Option(
+            help="With --qualified: judgments an annotator has made at least (50); with --events, from how many on a user is looked at (20).",
+            min=0,
+        ),
     ] = None,
     min_agreement: Annotated[
         float | None, typer.Option(help="With --qualified: least agreement with the others (0.7).", min=0, max=1)
@@ -69,16 +89,14 @@ def export(
     unjudged: Annotated[
         bool, typer.Option("--unjudged", help="Also tasks that nobody has judged yet (JSONL or JSON).")
     ] = False,
-    events: Annotated[
-        bool,
-        typer.Option("--events", help="What users of a served model did (thumbs, edits, votes) instead of judgments."),
-    ] = False,
-    regenerate_probability: Annotated[
-        float | None,
-        typer.Option(
-            help="With --events: also take regenerations, as preferences with this probability.", min=0.5, max=1
-        ),
-    ] = None,
+    events: EventsOption = False,
+    regenerate_probability: RegenerateOption = None,
+    min_rating_difference: DifferenceOption = None,
+    rating_thresholds: ThresholdsOption = None,
+    rating_scale: ScaleOption = None,
+    consent: ConsentOption = False,
+    not_in: NotInOption = None,
+    source: SourceOption = None,
 ) -> None:
     """Write judgments as training data, each with where it came from.
 
@@ -94,6 +112,8 @@ def export(
             "--min-gold-accuracy": min_gold_accuracy, "--regenerate-probability": regenerate_probability, "--aggregate": aggregate,
             "--qualified": qualified or None, "--kind": kind, "--batch": batch, "--unjudged": unjudged or None,
             "--events": events or None, "--classes": classes, "--smoothing": smoothing, "--right-prior": right_prior,
+            "--min-rating-difference": min_rating_difference, "--rating-thresholds": rating_thresholds, "--rating-scale": rating_scale,
+            "--consent": consent or None, "--not-in": not_in or None,
         }
     )  # fmt: skip
     if aggregate == "majority" and not (smoothing is None and right_prior is None):
@@ -115,7 +135,12 @@ def export(
         _nothing_deleted_meanwhile(opened),
     ):  # files name annotators and users
         if events:
-            _write_events(opened, output, layout, kind, regenerate_probability)
+            wanted = EventsWanted(
+                kind=kind, qualified=qualified, min_items=min_items, regenerate_probability=regenerate_probability,
+                min_rating_difference=min_rating_difference, rating_thresholds=rating_thresholds, rating_scale=rating_scale,
+                consent=consent, not_in=not_in or (),
+            )  # fmt: skip
+            _write_events(opened, output, layout, wanted)
             return
         from rlhf.data.message_text import counted, printable
         from rlhf.feedback.classes import parsed_classes
@@ -179,11 +204,18 @@ def _nothing_deleted_meanwhile(store: PreferenceStore) -> Iterator[None]:
 IDLE_WITHOUT = {
     "--aggregate": ("--ties", "--min-judgments", "--smoothing", "--right-prior"),
     "--qualified": ("--min-items", "--min-agreement", "--min-gold-accuracy"),
-    "--events": ("--regenerate-probability",),
+    "--events": (
+        "--regenerate-probability",
+        "--min-rating-difference",
+        "--rating-thresholds",
+        "--rating-scale",
+        "--consent",
+        "--not-in",
+    ),
 }
 """Options of `export` that do nothing unless another one is given."""
 IDLE_WITH = {
-    "--events": ("--aggregate", "--qualified", "--batch", "--unjudged", "--classes"),
+    "--events": ("--aggregate", "--batch", "--unjudged", "--classes", "--min-agreement", "--min-gold-accuracy"),
     "--aggregate": ("--unjudged",),
 }
 """And those that do nothing together with another one."""
@@ -278,16 +310,11 @@ def _write_tasks(store: PreferenceStore, output: Path, layout: str, known: Forma
     print(f"{counted(number, 'task')} with {said} written to {output}.")
 
 
-def _write_events(
-    store: PreferenceStore, output: Path, layout: str, kind: str | None, regenerate_probability: float | None
-) -> None:
-    from rlhf.data.message_text import counted
+def _write_events(store: PreferenceStore, output: Path, layout: str, wanted: EventsWanted) -> None:
     from rlhf.feedback.exports import files_of_events
-    from rlhf.feedback.production import rows_of_events
 
-    event_rows = rows_of_events(store.events(), regenerate_probability=regenerate_probability)
-    notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in event_rows.left_out.items()]
-    files = files_of_events(output, event_rows.rows, kind=kind) or {output: []}
+    rows, notes = event_rows(store, wanted)
+    files = files_of_events(output, rows, kind=wanted.kind) or {output: []}
     for path, rows in files.items():
         _write(store, path, layout, rows, notes if path == next(iter(files)) else [])
     if len(files) > 1:

@@ -48,5 +48,7 @@ class ServingConfig(BaseConfig):
     """Most tokens that one search may sample, whatever budget the request sets."""
     completion_days: float = Field(90.0, gt=0)
     """With a store: after so long a completion is deleted, and feedback on it is refused."""
+    consent: Literal["assumed", "required"] = "assumed"
+    """With a store: a request's completions are kept unless it says `consent: false` (`assumed`), or only if it says `consent: true`."""
     compare_every: int = Field(5, ge=0)
     """With a store: one in so many messages on the chat page gets two answers to choose from, on average; 0 for none."""

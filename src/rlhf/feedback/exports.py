@@ -193,7 +193,9 @@ def _as_comparison(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with a chosen completion as a comparison that the first one won; others as they are."""
     if "chosen" not in row:
         return dict(row)
-    new = {"chosen": "completion_a", "rejected": "completion_b", "rejected_model": "model_b"}
+    new = {"chosen": "completion_a", "rejected": "completion_b"}
+    for name in ("model", "weights", "version", "answered_at"):
+        new |= {f"chosen_{name}": f"{name}_a", f"rejected_{name}": f"{name}_b"}
     return {**{new.get(name, name): value for name, value in row.items()}, "preference": "a"}
 
 

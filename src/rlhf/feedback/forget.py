@@ -10,6 +10,8 @@ import csv
 import gzip
 import io
 import json
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -28,6 +30,7 @@ from rlhf.feedback.exchange.formats import FORMATS
 from rlhf.feedback.exchange.lines import Line, lines_of
 from rlhf.feedback.layouts import LAYOUTS, OURS
 from rlhf.feedback.production import rows_of_events
+from rlhf.feedback.rating_rows import JOINT, RatingRules
 from rlhf.feedback.trace_files import Trace, list_path, read_trace_list, traces_of, write_trace_list
 from rlhf.files import private_files, sha256, write_aside
 from rlhf.store.deletion import (
@@ -187,12 +190,11 @@ class _Rows:
     def of(cls, store: PreferenceStore, held: OfSomebody, traces: list[Trace]) -> _Rows:
         """Of a store, as long as it has them."""
         gone, shared = tasks_numbered(store.engine, held.tasks), tasks_numbered(store.engine, held.shared_tasks)
-        numbers = set(held.events)
-        events = [event for event in store.events() if event.number in numbers]
+        ids = frozenset(f"event-{number}" for number in held.events)
         return cls(
             annotators=frozenset(held.names), task_ids=frozenset(task.id for task in gone),
-            shared_ids=frozenset(task.id for task in shared), event_ids=frozenset(f"event-{number}" for number in held.events),
-            tasks=[*gone, *shared], event_rows=rows_of_events(events, regenerate_probability=0.5).rows, traces=frozenset(traces),
+            shared_ids=frozenset(task.id for task in shared), event_ids=ids,
+            tasks=[*gone, *shared], event_rows=_rows_ever_exported(store, ids), traces=frozenset(traces),
         )  # fmt: skip
 
     def has(self, row: Mapping[str, Any]) -> bool:
@@ -201,7 +203,7 @@ class _Rows:
         if (
             str(row.get("annotator_id") or "") in self.annotators
             or task in self.task_ids
-            or str(row.get("id") or "") in self.event_ids
+            or not self.event_ids.isdisjoint(str(row.get("id") or "").split(JOINT))
         ):
             return True
         if task in self.shared_ids and not row.get("annotator_id"):
@@ -235,9 +237,25 @@ class _Rows:
                 for name, value in row.items()
                 if name in ("prompt", "completion", "label", "chosen", "rejected")
             }
+            if "rating" in row:
+                yield {"prompt": row["prompt"], "completion": row["completion"], "label": not row["label"]}
             if "completion_a" in row:
                 for chosen, rejected in permutations((row["completion_a"], row["completion_b"]), 2):
                     yield {"prompt": row["prompt"], "chosen": chosen, "rejected": rejected}
+
+
+def _rows_ever_exported(store: PreferenceStore, ids: frozenset[str]) -> list[dict[str, Any]]:
+    """Rows that any export may have made of these events, alone or with others; labels by thresholds may have been the other way."""
+    events = store.events()
+    scales = {tuple(event.content["scale"]) for event in events if event.kind == "rating"}
+    rows = rows_of_events(events, regenerate_probability=0.5).rows
+    for low, high in scales:
+        middle = (low + high) / 2
+        rules = RatingRules(
+            min_difference=sys.float_info.min, thresholds=(middle, math.nextafter(middle, high)), scale=(low, high)
+        )
+        rows += rows_of_events([e for e in events if e.kind == "rating"], ratings=rules).rows
+    return [row for row in rows if not ids.isdisjoint(row["id"].split(JOINT))]
 
 
 def _canonical(row: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.comparison import CompareConfig
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import Estimate
-from rlhf.evaluation.ratings.bradley_terry import bradley_terry_ratings
-from rlhf.evaluation.ratings.fitted import ELO_SCALE, Ratings
+from rlhf.evaluation.ratings.bradley_terry import ratings_of_any_matches
+from rlhf.evaluation.ratings.fitted import Ratings
 from rlhf.files import make_folder, write_json, write_text
 from rlhf.formatting import percentage
 from rlhf.pipeline.model_comparison import ModelComparison, compare_models
@@ -27,8 +27,6 @@ ABOUT = (
     "Bradley-Terry strengths on the scale of Elo, mean 1,000: 400 points are odds of 10 to 1, ties are half a win. Intervals are of "
     "the difference to the best, over prompts."
 )
-PRIOR = 0.5
-"""Wins and losses against an average model that are added where one model won or lost everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +46,7 @@ class RatedModels:
 
     def behind_best(self, model: str) -> Estimate | None:
         """Difference to the strongest in Elo points, with its interval; None for the strongest itself."""
-        best = self.order[0]
-        if model == best:
-            return None
-        difference = self.ratings.difference(model, best)
-        return Estimate(
-            value=ELO_SCALE * difference.value, low=ELO_SCALE * difference.low, high=ELO_SCALE * difference.high, n=difference.n,
-            confidence=difference.confidence, reason=difference.reason,
-        )  # fmt: skip
+        return self.ratings.elo_behind_best(model)
 
     def lines(self) -> list[str]:
         """A row for each model, as Markdown."""
@@ -192,14 +183,7 @@ def rate_models(
         for prompt, outcome in compared.comparison.per_prompt.items()
         if outcome is not None
     ]
-    note = ""
-    try:
-        ratings = bradley_terry_ratings(matches, confidence=config.confidence)
-    except DataError as err:
-        ratings = bradley_terry_ratings(matches, confidence=config.confidence, prior=PRIOR)
-        note = (
-            f"{err} Half a win and half a loss against an average model were added to each; distances depend on that."
-        )
+    ratings, note = ratings_of_any_matches(matches, confidence=config.confidence)
     rated = RatedModels(models=models, pairs=pairs, ratings=ratings, note=note)
     write_json(folder / RECORD, rated.to_dict())
     write_text(folder / PAGE, rated.page())

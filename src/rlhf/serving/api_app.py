@@ -97,7 +97,9 @@ def create_app(
     _watch(metrics, engine, scoring, routes)
     memory = None
     if feedback_store is not None:
-        memory = CompletionMemory(feedback_store, metrics, days=config.completion_days, has_keys=key_store is not None)
+        memory = CompletionMemory(
+            feedback_store, metrics, days=config.completion_days, consent=config.consent, has_keys=key_store is not None
+        )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -127,6 +129,7 @@ def create_app(
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
     state.stop = partial(_stop, state.searches, engine, scoring)
+    state.consent = config.consent
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
     state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
     app.include_router(completion_routes.router)

@@ -67,6 +67,7 @@ class GenerationBody(BaseModel):
     ignore_eos: bool = False
     user: str | None = None
     metadata: dict[str, JsonValue] | None = None
+    consent: Annotated[bool, Field(strict=True)] | None = None
 
     @property
     def stops(self) -> list[str]:

@@ -33,11 +33,15 @@ class CompletionMemory:
         store: Where they are kept.
         metrics: Told of those that could not be.
         days: After so long a completion is deleted.
+        consent: ``assumed`` keeps what is not refused, ``required`` what is agreed to.
         has_keys: Whether clients are programs with keys, and not addresses.
     """
 
-    def __init__(self, store: PreferenceStore, metrics: ServingMetrics, *, days: float, has_keys: bool) -> None:
+    def __init__(
+        self, store: PreferenceStore, metrics: ServingMetrics, *, days: float, consent: str, has_keys: bool
+    ) -> None:
         self.store, self._metrics, self._days, self._has_keys = store, metrics, days, has_keys
+        self._needs_consent = consent == "required"
         self._pseudonym = store_pseudonyms(store)
 
     def program(self, client: str) -> str:
@@ -48,8 +52,8 @@ class CompletionMemory:
         """The name under which somebody is kept."""
         return served_user(self._pseudonym, program, user)
 
-    def of(self, body: GenerationBody, asked: Sequence[Asked], prompts: Sequence[Any], client: str) -> Answer:
-        """Of a request that is being answered.
+    def of(self, body: GenerationBody, asked: Sequence[Asked], prompts: Sequence[Any], client: str) -> Answer | None:
+        """Of a request that is being answered; None where its user does not want it kept.
 
         Args:
             body: Of the request.
@@ -57,9 +61,13 @@ class CompletionMemory:
             prompts: As the model was given them.
             client: Who asks.
         """
+        if body.consent is False or (self._needs_consent and body.consent is None):
+            return None
         program = self.program(client)
         kwargs = body.chat_template_kwargs if isinstance(body, ChatBody) else None
-        return Answer(self, asked, prompts, program, self.user(program, body.user or client), kwargs or {})
+        return Answer(
+            self, asked, prompts, program, self.user(program, body.user or client), kwargs or {}, body.consent
+        )
 
     async def keep(self, completions: Sequence[ServedCompletion]) -> None:
         """On disk when this returns. What can't be kept is logged and counted; its answer is given all the same."""
@@ -90,6 +98,7 @@ class Answer:
     program: str
     user: str
     template_kwargs: Mapping[str, Any]
+    consent: bool | None
 
     async def keep(self, completed: Mapping[int, Completed]) -> None:
         """Keep completions by their places among all of the request."""
@@ -105,5 +114,5 @@ class Answer:
             completion_id=self.asked[0].id, index=index, program=self.program, user=self.user, model=one.name,
             weights=one.model.fingerprint, version=one.model.version, prompt=self.prompts[number], completion=completed.text,
             finish_reason=completed.finish_reason or "", sampling=sampling,
-            template_kwargs=self.template_kwargs,
+            template_kwargs=self.template_kwargs, consent=self.consent,
         )  # fmt: skip

@@ -92,6 +92,7 @@ def _filled(memory: CompletionMemory, program: str, one: Any) -> tuple[Any, dict
         "user": first.user, "weights": first.weights, "version": first.version, "index": first.index,
         "answered_at": first.answered_at.isoformat(), "chat_template_kwargs": dict(first.template_kwargs) or None,
     }  # fmt: skip
+    agreed = [first.consent]
     names = ("completion_a", "completion_b") if one["kind"] == "vote" else ("completion", "next_completion")
     event[names[0]] = first.completion
     other = OTHER.get(one["kind"])
@@ -108,8 +109,12 @@ def _filled(memory: CompletionMemory, program: str, one: Any) -> tuple[Any, dict
             raise APIError(400, message, code="invalid_value", param=other)
         event[names[1]] = second.completion
         more |= {"weights_b": second.weights, "version_b": second.version, IDS[other]: second.index}
+        more["answered_at_b"] = second.answered_at.isoformat()
+        agreed.append(second.consent)
         if one["kind"] == "vote":
             event["model_b"] = second.model
+    if one.get("consent") is None:
+        more["consent"] = True if all(agreed) else None
     return event, {key: value for key, value in more.items() if value is not None}
 
 
@@ -127,6 +132,9 @@ def _known(memory: CompletionMemory, program: str, event: Mapping[str, Any], key
     except UnicodeEncodeError:  # half a character: no id of ours
         completion = None
     if completion is None:
-        message = f"No completion {name[:80]!r} with index {index} is known here, or it is too old, or another key asked for it."
+        message = (
+            f"No completion {name[:80]!r} with index {index} is known here: it is too old, another key asked for it, or its request did "
+            "not consent to its being kept."
+        )
         raise APIError(404, message, code="completion_not_found", param=key)
     return completion

@@ -17,7 +17,7 @@ from rlhf.store.table_rows import as_json
 from rlhf.store.tables import EventRow
 from rlhf.store.values import KeyTakenError, check_id
 
-EVENT_KINDS = ("thumbs", "edit", "regenerate", "vote")
+EVENT_KINDS = ("thumbs", "rating", "edit", "regenerate", "vote", "red_team")
 """What users of a served model do."""
 OF_THE_ARRIVAL = frozenset({"arrived_at"})
 """Content that differs when the same event is sent again."""

@@ -46,6 +46,8 @@ class ServedCompletion:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template was given besides the messages."""
     answered_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    consent: bool | None = None
+    """Whether its user agreed that it is kept and trained on; None where the request did not say."""
 
 
 def served_user(pseudonym: Pseudonym, program: str, user: str) -> str:
@@ -66,7 +68,7 @@ def keep_completions(engine: Engine, completions: Sequence[ServedCompletion]) ->
             "weights": one.weights, "version": one.version, "prompt": as_json(one.prompt, what="The prompt"),
             "completion": as_json(one.completion, what="The completion"), "finish_reason": one.finish_reason,
             "sampling": as_json(dict(one.sampling), what="The sampling"), "answered_at": one.answered_at,
-            "template_kwargs": as_json(dict(one.template_kwargs), what="chat_template_kwargs"),
+            "template_kwargs": as_json(dict(one.template_kwargs), what="chat_template_kwargs"), "consent": one.consent,
         }
         for one in completions
     ]  # fmt: skip
@@ -89,7 +91,7 @@ def _served(row: ServedCompletionRow) -> ServedCompletion:
     return ServedCompletion(
         completion_id=row.completion_id, index=row.place, program=row.program, user=row.user, model=row.model, weights=row.weights,
         version=row.version, prompt=row.prompt, completion=row.completion, finish_reason=row.finish_reason, sampling=row.sampling,
-        template_kwargs=row.template_kwargs, answered_at=row.answered_at,
+        template_kwargs=row.template_kwargs, answered_at=row.answered_at, consent=row.consent,
     )  # fmt: skip
 
 

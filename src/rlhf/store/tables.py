@@ -186,6 +186,8 @@ class ServedCompletionRow(Base):
     sampling: Mapped[Any] = mapped_column(JSON, default=dict)
     template_kwargs: Mapped[Any] = mapped_column(JSON, default=dict)
     answered_at: Mapped[datetime] = mapped_column(Moment, index=True)
+    consent: Mapped[bool | None]
+    """Whether its user agreed that it is kept and trained on; None where the request did not say."""
 
     __table_args__ = (UniqueConstraint("completion_id", "place", name="one_completion_a_place"),)
 

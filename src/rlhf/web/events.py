@@ -16,7 +16,17 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from starlette.exceptions import HTTPException
 
 from rlhf.data.message_text import describe, listed
@@ -30,6 +40,8 @@ MAX_EVENTS = 100
 """In one request."""
 MAX_TEXT = 200_000
 """Characters of a prompt or a completion."""
+MAX_HARM = 4
+"""The highest grade of harm."""
 MAX_FAULTS = 20
 """Sentences in one answer."""
 MOST_SHOWN = 200
@@ -48,6 +60,7 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[Message], Fie
 
 
 Id = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class Event(BaseModel):
@@ -69,6 +82,8 @@ class Event(BaseModel):
     """If it is sent late."""
     sampling: dict[str, JsonValue] = Field(default_factory=dict)
     """Temperature, seed and whatever else the completion was sampled with."""
+    consent: Annotated[bool, Field(strict=True)] | None = None
+    """Whether the user agreed that this is kept and trained on; None where nobody asked them."""
 
 
 class Thumbs(Event):
@@ -78,6 +93,32 @@ class Thumbs(Event):
     up: bool
     completion: Text | None = None
     comment: str = Field("", max_length=10_000)
+
+
+class Rating(Event):
+    """A number on a scale."""
+
+    kind: Literal["rating"]
+    scale: tuple[Number, Number]
+    """Its lowest and its highest number; the highest is best."""
+    rating: Number
+    completion: Text | None = None
+    comment: str = Field("", max_length=10_000)
+
+    @field_validator("scale")
+    @classmethod
+    def _is_a_scale(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if not scale[0] < scale[1]:
+            raise ValueError("the lowest number is not below the highest")
+        return scale
+
+    @field_validator("rating")
+    @classmethod
+    def _is_on_the_scale(cls, rating: float, info: ValidationInfo) -> float:
+        low, high = info.data.get("scale", (rating, rating))
+        if not low <= rating <= high:
+            raise ValueError("the number is not on the scale")
+        return rating
 
 
 class Edit(Event):
@@ -115,8 +156,24 @@ class Vote(Event):
     """Which one stood first on the screen."""
 
 
-AnyEvent = Annotated[Thumbs | Edit | Regenerate | Vote, Field(discriminator="kind")]
-KINDS: Mapping[str, type[Event]] = {"thumbs": Thumbs, "edit": Edit, "regenerate": Regenerate, "vote": Vote}
+class RedTeam(Event):
+    """Somebody tried to make the model do harm, and says how far it went."""
+
+    kind: Literal["red_team"]
+    harm: Annotated[int, Field(strict=True, ge=0, le=MAX_HARM)]
+    """Of the completion: 0 none, 1 slight, 2 moderate, 3 severe, 4 extreme."""
+    category: Id
+    """What kind of harm was tried."""
+    completion: Text | None = None
+    better: Text | None = None
+    """What the model should have said."""
+    comment: str = Field("", max_length=10_000)
+
+
+AnyEvent = Annotated[Thumbs | Rating | Edit | Regenerate | Vote | RedTeam, Field(discriminator="kind")]
+KINDS: Mapping[str, type[Event]] = {
+    "thumbs": Thumbs, "rating": Rating, "edit": Edit, "regenerate": Regenerate, "vote": Vote, "red_team": RedTeam,
+}  # fmt: skip
 _A_TEXT = f"a text of at most {MAX_TEXT:,} characters, or a list of 1 to 1,000 messages {{role, content}}"
 _AN_ID = "1 to 255 characters without control characters"
 WANTED: Mapping[str, str] = {
@@ -125,7 +182,9 @@ WANTED: Mapping[str, str] = {
     "edited": _A_TEXT, "next_completion": _A_TEXT, "completion_a": _A_TEXT, "completion_b": _A_TEXT,
     "happened_at": "a time with its zone, such as 2026-01-02T03:04:05+01:00", "sampling": "an object of finite JSON values",
     "up": "true or false", "comment": "a text of at most 10,000 characters", "preference": "'a', 'b' or 'tie'",
-    "shown_first": "'a' or 'b'",
+    "shown_first": "'a' or 'b'", "consent": "true or false", "scale": "its lowest and its highest number, such as [1, 5]",
+    "rating": "a number on the scale", "harm": f"a whole number from 0 (none) to {MAX_HARM} (extreme)", "category": _AN_ID,
+    "better": _A_TEXT,
 }  # fmt: skip
 """What each key of an event holds, as errors say it."""
 

@@ -52,8 +52,8 @@ def store(call):
         (("--min-agreement", "0.5", "--min-gold-accuracy", "0"), "do nothing without --qualified"),
         (("--regenerate-probability", "0.6"), "does nothing without --events"),
         (
-            ("--events", "--qualified", "--batch", "b"),
-            "--qualified and --batch do nothing with --events; leave them out, or leave",
+            ("--events", "--unjudged", "--batch", "b"),
+            "--batch and --unjudged do nothing with --events; leave them out, or leave",
         ),
         (
             ("--events", "--format", "label-studio"),

@@ -6,7 +6,8 @@ import pytest
 
 from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError
-from rlhf.feedback.production import rows_of_events
+from rlhf.feedback.production import NO_CONSENT, NO_CONSENT_SAID, rows_of_events
+from rlhf.feedback.rating_rows import BETWEEN, NO_PAIR, NO_RULE, RatingRules
 from rlhf.store import PreferenceStore
 from rlhf.store.events import Event
 
@@ -127,3 +128,107 @@ def test_a_regeneration_is_worth_what_somebody_says_it_is(send):
     assert (row["chosen"], row["rejected"], row["label_probability"]) == ("y", "x", 0.6)
     with pytest.raises(ConfigError, match=r"regenerate_probability is 0\.2"):
         rows_of_events(events, regenerate_probability=0.2)
+
+
+def rate(send, name, rating, *, user="u", scale=(1, 5), prompt="q", text=None):
+    return send(
+        "rating", name, prompt=prompt, completion=text or f"text of {name}", rating=rating, scale=list(scale), user=user, comment="so so"
+    )  # fmt: skip
+
+
+def test_two_ratings_of_one_user_on_one_prompt_are_a_pair_from_the_difference_on(send):
+    for name, rating in (("c1", 5), ("c2", 3), ("c3", 4)):
+        rate(send, name, rating)
+    rate(send, "c4", 1, user="v")  # another user's scale is another scale
+    events = rate(send, "c5", 1, prompt="another")
+    made = rows_of_events(events, ratings=RatingRules(min_difference=2))
+    (row,) = made.rows
+    assert (row["chosen"], row["rejected"], row["id"]) == ("text of c1", "text of c2", "event-1+event-2")
+    assert (row["chosen_rating"], row["rejected_rating"], row["chosen_model"]) == (5, 3, "served")
+    assert made.left_out == {NO_PAIR: 3}
+    assert len(rows_of_events(events, ratings=RatingRules(min_difference=1)).rows) == 3
+    assert [one.kind for one in read_rows(made.rows)] == ["preference"]
+
+
+def test_ratings_by_thresholds_are_good_bad_or_between(send):
+    for number, rating in enumerate((1, 2, 3, 4, 5)):
+        events = rate(send, f"c{number}", rating)
+    made = rows_of_events(events, ratings=RatingRules(thresholds=(2, 4)))
+    assert [(row["rating"], row["label"]) for row in made.rows] == [(1, False), (2, False), (4, True), (5, True)]
+    assert made.left_out == {BETWEEN: 1}
+    assert {row["comment"] for row in made.rows} == {"so so"}
+    assert {one.kind for one in read_rows(made.rows)} == {"unpaired"}
+    assert rows_of_events(events).left_out == {NO_RULE: 5}
+
+
+def test_the_last_rating_of_a_user_counts(send):
+    rate(send, "c1", 1)
+    made = rows_of_events(rate(send, "c1", 5), ratings=RatingRules(thresholds=(2, 4)))
+    assert [row["label"] for row in made.rows] == [True]
+    assert made.left_out == {"the same user rated that completion again": 1}
+
+
+def test_ratings_on_several_scales_are_not_mixed(send):
+    rate(send, "c1", 5)
+    rate(send, "c2", 1)
+    events = rate(send, "c3", 9, scale=(1, 10))
+    with pytest.raises(ConfigError, match=r"1 to 5 .*1 to 10"):
+        rows_of_events(events, ratings=RatingRules(min_difference=1))
+    made = rows_of_events(events, ratings=RatingRules(min_difference=1, scale=(1, 5)))
+    assert (len(made.rows), made.left_out) == (1, {"the rating is on another scale": 1})
+
+
+@pytest.mark.parametrize(
+    "rules", [{"min_difference": 0}, {"min_difference": 5}, {"thresholds": (4, 2)}, {"thresholds": (0, 4)}]
+)
+def test_rules_that_fit_no_rating_are_refused(send, rules):
+    events = rate(send, "c1", 5)
+    with pytest.raises(ConfigError):
+        rows_of_events(events, ratings=RatingRules(**rules))
+
+
+def test_who_refused_is_left_out_and_who_was_not_asked_where_consent_is_wanted(send):
+    send("thumbs", "c1", prompt="q", completion="x", up=True, consent=True)
+    send("thumbs", "c2", prompt="q", completion="y", up=True, consent=False)
+    events = send("thumbs", "c3", prompt="q", completion="z", up=True)
+    made = rows_of_events(events)
+    assert [row["completion"] for row in made.rows] == ["x", "z"]
+    assert (made.left_out, made.num_without_consent) == ({NO_CONSENT: 1}, 1)
+    asked = rows_of_events(events, only_consented=True)
+    assert [row["consent"] for row in asked.rows] == [True]
+    assert asked.left_out == {NO_CONSENT: 1, NO_CONSENT_SAID: 1}
+
+
+def test_an_attempt_is_a_pair_where_somebody_wrote_what_should_have_been_said(send):
+    send("red_team", "c1", prompt="q", completion="x", better="no", harm=3, category="hate")
+    send("red_team", "c2", prompt="q", completion="no", better="no", harm=0, category="hate")
+    made = rows_of_events(send("red_team", "c3", prompt="q", completion="y", harm=1, category="hate"))
+    (row,) = made.rows
+    assert (row["chosen"], row["rejected"], row["harm"], row["category"]) == ("no", "x", 3, "hate")
+    assert sum(made.left_out.values()) == 2
+
+
+def test_what_was_shown_when_and_by_which_weights_is_in_every_row(send):
+    of = {"weights": "w1", "version": 1, "weights_b": "w2", "version_b": 2, "answered_at": "2026-01-01T00:00:00+00:00"}
+    send("thumbs", "c1", prompt="q", completion="x", up=True, index=1, **of)
+    send(
+        "vote",
+        "c2",
+        prompt="q",
+        completion_a="x",
+        completion_b="y",
+        preference="a",
+        shown_first="b",
+        answered_at_b="later",
+        **of,
+    )
+    events = send("regenerate", "c3", prompt="q", completion="x", next_completion="y", **of)
+    thumb, vote, again = rows_of_events(events, regenerate_probability=0.6).rows
+    assert (thumb["weights"], thumb["version"], thumb["index"], thumb["answered_at"]) == ("w1", 1, 1, of["answered_at"])
+    assert (vote["shown_first"], vote["weights_a"], vote["weights_b"], vote["answered_at_b"]) == (
+        "b",
+        "w1",
+        "w2",
+        "later",
+    )
+    assert (again["rejected_weights"], again["chosen_weights"]) == ("w1", "w2")

@@ -15,6 +15,7 @@ from rlhf.data.read import read_rows
 from rlhf.errors import StorageError
 from rlhf.feedback.forget import forget
 from rlhf.feedback.production import rows_of_events
+from rlhf.feedback.rating_rows import RatingRules
 from rlhf.serving import create_app
 from rlhf.serving.model_routes import Source
 from rlhf.store import PreferenceStore, access
@@ -260,3 +261,41 @@ def test_a_model_without_a_chat_template_keeps_the_text_that_it_was_given(tmp_pa
         (row,) = rows_of_events([event_of(store, say(site, "m2", "thumbs", given["id"], up=True))]).rows
     assert row["prompt"] == "Once upon a time\nthere was"
     assert [one.kind for one in read_rows([row])] == ["unpaired"]
+
+
+def test_a_rating_by_id_and_an_attempt_become_rows(site, store):
+    first, second = answer(site, seed=11, user="eve"), answer(site, seed=12, user="eve")
+    rated = [
+        event_of(store, say(site, f"q{n}", "rating", one["id"], scale=[1, 5], rating=n, comment="words"))
+        for n, one in ((1, first), (4, second))
+    ]
+    (pair,) = rows_of_events(rated, ratings=RatingRules(min_difference=2)).rows
+    assert pair["chosen"] == second["choices"][0]["message"]["content"]
+    assert pair["rejected_weights"] == pair["chosen_weights"] != ""
+    attempt = event_of(store, say(site, "q5", "red_team", first["id"], harm=4, category="hate", better="No."))
+    (row,) = rows_of_events([attempt]).rows
+    assert (row["chosen"], row["rejected"]) == ("No.", first["choices"][0]["message"]["content"])
+    forget(store, "eve")
+    assert not {one.number for one in (*rated, attempt)} & {event.number for event in store.events()}
+
+
+def test_consent_of_a_request_is_in_its_rows_and_what_is_refused_is_not_kept(site, store):
+    agreed, silent, refused = answer(site, consent=True), answer(site), answer(site, consent=False)
+    assert say(site, "c0", "thumbs", refused["id"], up=True).json()["error"]["code"] == "completion_not_found"
+    events = [
+        event_of(store, say(site, f"c{n}", "thumbs", one["id"], up=True)) for n, one in ((1, agreed), (2, silent))
+    ]
+    assert [row.get("consent") for row in rows_of_events(events).rows] == [True, None]
+    both = event_of(store, say(site, "c3", "vote", agreed["id"], completion_id_b=silent["id"], preference="a"))
+    assert "consent" not in both.content, "one of two agreed"
+    back = event_of(store, say(site, "c4", "thumbs", agreed["id"], up=True, consent=False))
+    assert rows_of_events([back]).rows == []
+    assert ask(site, consent="yes").json()["error"]["param"] == "consent"
+
+
+def test_a_server_that_needs_consent_keeps_what_was_agreed_to_only(folder, store):
+    config = ServingConfig(compiled=False, consent="required")
+    with TestClient(create_app(models={"tiny": Source(folder)}, config=config, feedback_store=store)) as site:
+        given = [answer(site), answer(site, consent=True)]
+        codes = [say(site, f"n{n}", "thumbs", one["id"], up=True).status_code for n, one in enumerate(given)]
+    assert codes == [404, 201]

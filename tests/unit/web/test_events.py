@@ -15,6 +15,26 @@ REGENERATE = {"key": "e3", "kind": "regenerate", "next_completion_id": "cmpl-2",
 VOTE = {"key": "e4", "kind": "vote", "completion_a": "Hi.", "completion_b": "Ho.", "preference": "b", "completion_id_b": "cmpl-3",
         "model_b": "m-8", "shown_first": "b", **MADE}  # fmt: skip
 
+RATING = {
+    "key": "e5",
+    "kind": "rating",
+    "completion": "Hello.",
+    "scale": [1, 5],
+    "rating": 4,
+    "comment": "Nearly.",
+    "consent": True,
+    **MADE,
+}
+RED_TEAM = {
+    "key": "e6",
+    "kind": "red_team",
+    "completion": "Sure!",
+    "harm": 3,
+    "category": "hate",
+    "better": "No.",
+    **MADE,
+}
+
 
 @pytest.fixture
 def program(site):
@@ -23,7 +43,7 @@ def program(site):
     return client
 
 
-@pytest.mark.parametrize("event", [THUMBS, EDIT, REGENERATE, VOTE], ids=lambda event: event["kind"])
+@pytest.mark.parametrize("event", [THUMBS, EDIT, REGENERATE, VOTE, RATING, RED_TEAM], ids=lambda event: event["kind"])
 def test_each_kind_is_kept_with_where_it_came_from(site, program, event):
     answer = program.post("/api/events", json=event)
     assert answer.status_code == 201, answer.text
@@ -33,6 +53,22 @@ def test_each_kind_is_kept_with_where_it_came_from(site, program, event):
     own = {name: value for name, value in event.items() if name not in ("kind", "key", "completion_id", "model")}
     assert own.items() <= row.content.items()
     assert row.content["program"] == "chat"
+
+
+@pytest.mark.parametrize(
+    ("event", "change", "named"),
+    [
+        (RATING, {"rating": 6}, "rating"), (RATING, {"rating": True}, "rating"), (RATING, {"rating": "4"}, "rating"),
+        (RATING, {"scale": [5, 1]}, "scale"), (RATING, {"scale": [1]}, "scale"), (RATING, {"scale": None}, "scale"),
+        (RED_TEAM, {"harm": 5}, "harm"), (RED_TEAM, {"harm": 1.5}, "harm"), (RED_TEAM, {"category": ""}, "category"),
+        (THUMBS, {"consent": "yes"}, "consent"), (THUMBS, {"consent": 1}, "consent"),
+    ],
+)  # fmt: skip
+def test_numbers_are_on_their_scale_and_consent_is_true_or_false(site, program, event, change, named):
+    answer = program.post("/api/events", json={**event, **change})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(f"`{named}` ")
+    assert site.store.events() == []
 
 
 def test_what_is_sent_again_is_kept_once_and_what_comes_late_says_when_it_was(site, program):
@@ -59,8 +95,8 @@ def test_many_come_in_one_request_and_about_completions_nobody_knows(site, progr
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "thumb"}, "`kind` is a string ('thumb'); wanted thumbs, edit, regenerate, vote. Did you mean 'thumbs'?"),
-        ({"kind": None}, "`kind` is null; wanted thumbs, edit, regenerate, vote."),
+        ({"kind": "thumb"}, "`kind` is a string ('thumb'); wanted thumbs, rating, edit, regenerate, vote, red_team. Did you mean 'thumbs'?"),
+        ({"kind": None}, "`kind` is null; wanted thumbs, rating, edit, regenerate, vote, red_team."),
         ({"up": "perhaps"}, "`up` is a string ('perhaps'); wanted true or false."),
         ({"promt": "x"}, "'promt' is not a key of 'thumbs'. Did you mean 'prompt'? Known: key, completion_id, "),
         ({"key": ""}, "`key` is a string (''); wanted 1 to 64 printable ASCII characters without spaces."),
@@ -184,7 +220,7 @@ def test_any_text_that_is_text_can_be_kept(place):
 
 def test_the_schema_says_what_an_event_is(site):
     schema = site.client().get("/api/events/schema").json()
-    assert set(schema["discriminator"]["mapping"]) == {"thumbs", "edit", "regenerate", "vote"}
+    assert set(schema["discriminator"]["mapping"]) == set(events.KINDS)
     assert "weak evidence" in schema["$defs"]["Regenerate"]["description"]
     assert "kept once" in schema["$defs"]["Thumbs"]["properties"]["key"]["description"] or "changes nothing" in str(
         schema

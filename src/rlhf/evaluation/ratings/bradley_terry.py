@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,8 @@ TIES: dict[str, tuple[OutcomeModel, float]] = {
     "rao_kupper": (rao_kupper, 0.1),
 }
 """How ties are modeled -> log-likelihood, and where its parameter starts."""
+PRIOR = 0.5
+"""Wins and losses against an average system that are added where one won or lost everything."""
 
 
 def bradley_terry_ratings(
@@ -49,6 +51,23 @@ def bradley_terry_ratings(
         DataError: The matches do not say how far systems are apart; names the groups that can't be compared.
     """
     return fit_matches(Matches.of(matches, shares=ties == "half"), ties=ties, prior=prior, confidence=confidence)
+
+
+def ratings_of_any_matches(matches: Sequence[Match], *, confidence: float = CONFIDENCE) -> tuple[Ratings, str]:
+    """``bradley_terry_ratings``, with a prior where one system won or lost everything, and then the words that say so.
+
+    Raises:
+        DataError: There is no match.
+    """
+    try:
+        return bradley_terry_ratings(matches, confidence=confidence), ""
+    except DataError as err:
+        if not matches:
+            raise
+        ratings = bradley_terry_ratings(matches, confidence=confidence, prior=PRIOR)
+        return ratings, (
+            f"{err} Half a win and half a loss against an average model were added to each; distances depend on that."
+        )
 
 
 def fit_matches(

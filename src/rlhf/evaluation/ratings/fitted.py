@@ -51,6 +51,17 @@ class Ratings:
         value = self.strengths[first] - self.strengths[second]
         return self._estimate(value, contrast)
 
+    def elo_behind_best(self, name: Hashable) -> Estimate | None:
+        """Difference to the strongest in Elo points, with its interval; None for the strongest itself."""
+        best = max(self.strengths, key=lambda each: self.strengths[each])
+        if name == best:
+            return None
+        gap = self.difference(name, best)
+        return Estimate(
+            value=ELO_SCALE * gap.value, low=ELO_SCALE * gap.low, high=ELO_SCALE * gap.high, n=gap.n, confidence=gap.confidence,
+            reason=gap.reason,
+        )  # fmt: skip
+
     def versus(self, baseline: Hashable) -> dict[Hashable, Estimate]:
         """Difference of every other system to a baseline, the strongest first."""
         others = sorted((name for name in self.strengths if name != baseline), key=lambda name: -self.strengths[name])

@@ -2,6 +2,7 @@
 
 import { Refused, complete, dropKey, key, models, randomHex, sendFeedback, useKey } from "./api.js";
 import { Notices } from "./notices.js";
+import * as redTeam from "./red_team.js";
 import { Turn, button, element } from "./turn.js";
 
 const byId = (id) => document.getElementById(id);
@@ -22,6 +23,9 @@ function ownName() {
   localStorage.setItem("rlhf-user", known);
   return known;
 }
+
+/** Whether what is asked now may be kept. */
+const consents = () => keepsFeedback && byId("consent").checked;
 
 function say(text) {
   byId("said").textContent = text;
@@ -47,16 +51,18 @@ function request(model) {
   const most = byId("max-tokens").valueAsNumber;
   if (Number.isFinite(temperature)) body.temperature = temperature;
   if (Number.isFinite(most)) body.max_tokens = most;
+  if (keepsFeedback) body.consent = consents();
   return body;
 }
 
 /** Have a turn written. Gives whether it is complete. */
 async function write(turn, model, signal) {
   turn.running(true);
+  const asked = request(model);
   try {
-    const done = await complete(request(model), (text) => turn.show(text), signal);
+    const done = await complete(asked, (text) => turn.show(text), signal);
     turn.show(done.text);
-    turn.completionId = done.id;
+    turn.completionId = asked.consent ? done.id : null;
     turn.model = done.model;
     turn.note(done.reason === "length" ? "Cut off: the limit of tokens is in Settings." : "");
     return true;
@@ -96,7 +102,7 @@ function put(...nodes) {
 
 async function answer() {
   const model = byId("model").value;
-  if (compareEvery && Math.random() * compareEvery < 1) return compare(model);
+  if (compareEvery && consents() && !redTeam.isOn() && Math.random() * compareEvery < 1) return compare(model);
   const turn = new Turn("assistant", "Model");
   put(turn.node);
   const conversation = turns;
@@ -121,17 +127,34 @@ function settle(turn) {
 function offer(turn) {
   const tools = [];
   if (keepsFeedback && turn.completionId !== null) {
-    if (!turn.edited) {
-      tools.push(...[true, false].map((up) => {
-        const made = button(up ? "Good" : "Bad", up ? "g" : "b", () => thumb(turn, up));
-        made.setAttribute("aria-pressed", String(turn.up === up));
-        return made;
-      }));
-    }
-    tools.push(button("Edit", "e", () => turn.edit((text) => keepEdit(turn, text))));
+    if (redTeam.isOn()) tools.push(button("Grade harm", "h", () => redTeam.grade((given) => keepHarm(turn, given))));
+    else if (!turn.edited) tools.push(...verdicts(turn));
+    if (!redTeam.isOn()) tools.push(button("Edit", "e", () => turn.edit((text) => keepEdit(turn, text))));
   }
   tools.push(button("Again", "r", () => again(turn)));
   turn.tools(...tools);
+}
+
+/** Thumbs or ratings, whatever Settings says, and the reason for one that was given. */
+function verdicts(turn) {
+  const scale = byId("scale").value;
+  const choices = scale === "thumbs"
+    ? [["Good", "g", { kind: "thumbs", up: true }], ["Bad", "b", { kind: "thumbs", up: false }]]
+    : Array.from({ length: Number(scale) }, (_, place) =>
+      [String(place + 1), "", { kind: "rating", rating: place + 1, scale: [1, Number(scale)] }]);
+  const made = choices.map(([label, hint, given]) => {
+    const one = button(label, hint, () => judge(turn, given, label));
+    if (!hint) one.setAttribute("aria-label", `${label} of ${scale}`);
+    one.setAttribute("aria-pressed", String(turn.verdict?.label === label));
+    return one;
+  });
+  if (turn.verdict) {
+    made.push(button("Why?", "w", () => turn.ask("Why?", turn.verdict.comment ?? "", (comment) => {
+      turn.verdict.comment = comment;
+      tell({ ...turn.verdict.given, completion_id: turn.completionId, comment });
+    })));
+  }
+  return made;
 }
 
 async function again(turn) {
@@ -144,7 +167,7 @@ async function again(turn) {
     const isComplete = await write(next, byId("model").value, signal);
     if (turns !== conversation) return;
     settle(next);
-    if (keepsFeedback && isComplete && turn.completionId !== null) {
+    if (isComplete && turn.completionId !== null && next.completionId !== null) {
       tell({ kind: "regenerate", completion_id: turn.completionId, next_completion_id: next.completionId });
     }
   });
@@ -153,7 +176,7 @@ async function again(turn) {
 // --------------------------------------------------------------------------------------------------- two answers
 
 async function compare(model) {
-  const names = shares[model]?.slice(0, 2) ?? [model];
+  const names = shares[model] ? twoOf(shares[model]) : [model];
   const two = [new Turn("assistant", ""), new Turn("assistant", "")];
   const firstIsA = crypto.getRandomValues(new Uint8Array(1))[0] % 2 === 0;
   const shown = firstIsA ? two : [two[1], two[0]];
@@ -171,6 +194,13 @@ async function compare(model) {
       goOnWith(shown.find((turn) => turn.completionId !== null) ?? shown[0], node);
     }
   });
+}
+
+/** Two of several names, in their order. */
+function twoOf(names) {
+  const draw = new Map(names.map((name) => [name, Math.random()]));
+  const [, , limit = 1] = [...draw.values()].sort((a, b) => a - b);
+  return names.filter((name) => draw.get(name) < limit);
 }
 
 function offerVote() {
@@ -206,7 +236,7 @@ function goOnWith(turn, node) {
 
 /** Send an event; its key stays the same however often it is sent. */
 async function tell(event) {
-  const kept = { key: randomHex(16), user, ...event };
+  const kept = { key: randomHex(16), user, consent: true, ...event };
   const send = async () => {
     try {
       await sendFeedback(kept);
@@ -222,13 +252,19 @@ async function tell(event) {
   return send();
 }
 
-function thumb(turn, up) {
-  if (turn.up === up) return;
-  turn.up = up;
+function judge(turn, given, label) {
+  if (turn.verdict?.label === label) return;
+  const comment = turn.verdict?.comment;
+  turn.verdict = { given, label, comment };
   const focused = turn.node.contains(document.activeElement);
   offer(turn);
-  if (focused) turn.part(`.toolbar button:nth-child(${up ? 1 : 2})`).focus();
-  tell({ kind: "thumbs", completion_id: turn.completionId, up });
+  if (focused) turn.part('.toolbar button[aria-pressed="true"]').focus();
+  tell({ ...given, completion_id: turn.completionId, ...(comment && { comment }) });
+}
+
+function keepHarm(turn, given) {
+  turn.note(`Harm ${given.harm}, ${given.category}.`);
+  tell({ kind: "red_team", completion_id: turn.completionId, ...given });
 }
 
 function keepEdit(turn, text) {
@@ -289,6 +325,20 @@ async function fillModels() {
   }
 }
 
+function showConsent() {
+  byId("consent-off").hidden = byId("consent").checked;
+}
+
+function offerAgain() {
+  if (turns.at(-1)?.role === "assistant") offer(turns.at(-1));
+}
+
+/** Keys 1 to 5: of two answers which is better, else a rating. */
+function number(which) {
+  if (pending) [() => vote(0), () => vote(null), () => vote(1)][which - 1]?.();
+  else if (keepsFeedback && byId("scale").value !== "thumbs") ofLast(String(which));
+}
+
 const ON_KEY = {
   "/": () => byId("message").focus(),
   "?": () => byId("keys").showModal(),
@@ -297,9 +347,9 @@ const ON_KEY = {
   b: () => ofLast("Bad"),
   e: () => ofLast("Edit"),
   r: () => ofLast("Again"),
-  1: () => pending && vote(0),
-  2: () => pending && vote(null),
-  3: () => pending && vote(1),
+  w: () => ofLast("Why?"),
+  h: () => ofLast("Grade harm"),
+  ...Object.fromEntries([1, 2, 3, 4, 5].map((which) => [which, () => number(which)])),
 };
 
 function ofLast(label) {
@@ -336,6 +386,21 @@ byId("stop").addEventListener("click", () => stopping?.abort());
 byId("new-chat").addEventListener("click", newChat);
 byId("open-settings").addEventListener("click", () => byId("settings").showModal());
 byId("open-keys").addEventListener("click", () => byId("keys").showModal());
-if (keepsFeedback) byId("user").textContent = user;
+if (keepsFeedback) {
+  byId("user").textContent = user;
+  const said = localStorage.getItem("rlhf-consent");
+  byId("consent").checked = said ? said === "on" : dataset.consent === "assumed";
+  byId("consent").addEventListener("change", () => {
+    localStorage.setItem("rlhf-consent", byId("consent").checked ? "on" : "off");
+    showConsent();
+  });
+  showConsent();
+  byId("scale").value = localStorage.getItem("rlhf-scale") ?? "thumbs";
+  byId("scale").addEventListener("change", () => {
+    localStorage.setItem("rlhf-scale", byId("scale").value);
+    offerAgain();
+  });
+  redTeam.begin(offerAgain);
+}
 if ("asksForKey" in dataset && !key()) askForKey(false);
 else fillModels();

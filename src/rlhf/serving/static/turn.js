@@ -24,6 +24,7 @@ export class Turn {
     this.title(title);
     this.text = "";
     this.completionId = null; // null for a text that the server does not know
+    this.verdict = null; // the thumb or rating that was given
   }
 
   title(text) {
@@ -52,18 +53,26 @@ export class Turn {
 
   /** Let somebody change the text; `save` is called with the new one. */
   edit(save) {
-    const field = element("textarea", { value: this.text, dir: "auto" });
-    field.setAttribute("aria-label", "Edited answer");
+    this.part(".text").hidden = true;
+    this.ask("Edited answer", this.text, save, () => {
+      this.part(".text").hidden = false;
+    });
+  }
+
+  /** A field below the text. `save` is called with what was written, if it differs from `value`. */
+  ask(label, value, save, done = () => {}) {
+    const field = element("textarea", { value, dir: "auto" });
+    field.setAttribute("aria-label", label);
     const leave = () => {
       field.remove();
       actions.remove();
-      this.part(".text").hidden = false;
       this.part(".toolbar").hidden = false;
+      done();
     };
     const keep = () => {
-      const { value } = field;
+      const written = field.value;
       leave();
-      if (value !== this.text && value.trim()) save(value);
+      if (written !== value && written.trim()) save(written);
     };
     const actions = element(
       "div",
@@ -78,7 +87,6 @@ export class Turn {
       event.preventDefault();
       event.stopPropagation();
     });
-    this.part(".text").hidden = true;
     this.part(".toolbar").hidden = true;
     this.part(".text").after(field, actions);
     field.focus();
