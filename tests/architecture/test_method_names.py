@@ -1,7 +1,7 @@
 """A method or a kind of stage is declared in one place: few other files name it or a class of its own.
 
 Counted are strings that are equal to the name, and uses of classes that are called after it (``SAPOConfig``, ``SAPOStage``,
-``SAPOTrainer``). Files of its own are the table and where it is declared, where its formula is, what trains it, and the declarations of
+``SAPOTrainer``). Files of its own are the tables and where it is declared, where its formula is, what trains it, and the declarations of
 methods that are variants of it.
 """
 
@@ -31,7 +31,8 @@ OF_OTHER_PROJECTS = SOURCE / "config" / "foreign"
 KINDS = stage_classes()
 NAMES = sorted({*METHODS, *KINDS})
 METHODS_PACKAGE = "rlhf.config.methods"
-TABLE = f"{METHODS_PACKAGE}.table"
+TABLES = {f"{METHODS_PACKAGE}.table", "rlhf.config.stages"}
+"""Of methods, and of kinds of stages."""
 LOSSES = (PAIR_FORMULAS, POLICY_LOSSES, SFT_LOSSES, KTO_LOSSES, REWARD_LOSSES)
 NAMED_BY = ("kind", "loss", "policy_loss")
 """Settings whose values are such names."""
@@ -51,7 +52,7 @@ def words_of_recipes() -> frozenset[str]:
 
 def files_of(name: str) -> set[Path]:
     """Where the name is declared, computed and trained."""
-    modules = {TABLE, module_of_method(name)}
+    modules = {*TABLES, module_of_method(name)}
     functions = [table[name].function for table in LOSSES if name in table]
     functions += [METHODS[name].computed_by] if name in METHODS else []
     modules |= {f"rlhf.{function.partition(':')[0]}" for function in functions}

@@ -222,10 +222,9 @@ class RLHFCommands(TyperGroup):
         if not args or args[0] in self.commands:
             return super().resolve_command(ctx, args)
         from rlhf.config.methods import method_behind
-        from rlhf.config.schema import stage_classes
 
         name_and_method = method_behind(args[0], self.commands)
-        if name_and_method is None and args[0] in stage_classes():
+        if name_and_method is None and args[0] in STAGE_KINDS:
             raise UsageError(
                 f"No such command '{args[0]}'. It is a kind of stage: write `kind: {args[0]}` in a recipe and start it with "
                 f"`rlhf run` (rlhf config schema {args[0]} lists its settings)",

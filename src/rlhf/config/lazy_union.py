@@ -6,13 +6,10 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
-
-if TYPE_CHECKING:
-    from rlhf.config.base import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +19,7 @@ class LazyUnion:
     A union of all classes that pydantic builds itself takes a third of a second, and a recipe has a few kinds.
     """
 
-    classes: Mapping[str, type[Kind]]
+    classes: Mapping[str, type[BaseModel]]
     """By kind; looked up only for settings of that kind."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:

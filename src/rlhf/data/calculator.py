@@ -15,9 +15,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rlhf import files
 from rlhf.data.world.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from rlhf.errors import ConfigError
+from rlhf.files import write_jsonl
 from rlhf.seeds import derive_seed
 
 OPERATORS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
@@ -54,7 +54,7 @@ def build_calculator(
     }
     out_dir = Path(out_dir)
     for name, rows in tables.items():
-        files.write_jsonl(out_dir / name, rows)
+        write_jsonl(out_dir / name, rows)
     train_tokenizer([], MIN_VOCAB_SIZE).save_pretrained(out_dir / "tokenizer")
     return {name: len(rows) for name, rows in tables.items()}
 

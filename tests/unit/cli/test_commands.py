@@ -27,6 +27,7 @@ IMPLEMENTED_IN = {entry.implementation.partition(":")[0] for entry in COMMANDS.v
     ("words", "implemented_in"),
     [
         (["--version"], set()),
+        (["--help"], set()),
         (["runs", "list", "--runs", "nowhere"], {"runs"}),
         (["lineage", "nowhere"], {"runs"}),
         (["sft", "model=nowhere", "data=nowhere"], {"run"}),
@@ -36,6 +37,7 @@ def test_a_command_imports_its_own_module_and_no_other_command_s(words, implemen
     ran = subprocess.run([sys.executable, "-c", LOADED, json.dumps(words)], capture_output=True, text=True)
     document = json.loads(ran.stdout.splitlines()[-1])
     assert {name for name in IMPLEMENTED_IN if f"rlhf.cli.{name}" in document} == implemented_in, ran.stderr
+    assert words != ["--help"] or "rlhf.config.base" not in document, "no settings are needed to list commands"
 
 
 def test_the_names_of_commands_are_known_without_their_modules():
@@ -46,3 +48,7 @@ def test_the_names_of_commands_are_known_without_their_modules():
     assert len(list(commands)) == len(commands)
     with pytest.raises(KeyError, match="nowhere"):
         commands["nowhere"]
+    lines = {name: command.help for name, command in commands.listed().items()}
+    assert list(lines) == list(commands)
+    for name in ("gate", "registry", "capabilities"):  # a function, a group, and brackets that are no markup
+        assert commands[name].help.partition("\n")[0] == lines[name]

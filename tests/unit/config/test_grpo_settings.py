@@ -11,10 +11,10 @@ from rlhf.config.methods.dapo import DAPOConfig
 from rlhf.config.methods.remax import ReMaxConfig
 from rlhf.config.methods.rloo import RLOOConfig
 from rlhf.config.policy import PPOConfig, SamplingConfig, VAPOConfig
-from rlhf.config.stages import STAGE_KINDS
+from rlhf.config.stages import BY_KIND
 from rlhf.errors import ConfigError
 
-GROUP = [kind for kind in STAGE_KINDS if issubclass(kind, GRPOConfig)]
+GROUP = [kind for kind in BY_KIND.values() if issubclass(kind, GRPOConfig)]
 PRESETS = list(
     dict.fromkeys(
         cls for kind in GROUP for cls in kind.__mro__ if cls.__name__.endswith("Config") and issubclass(cls, GRPOConfig)

@@ -116,8 +116,8 @@ def test_what_was_resolved_reads_back_as_the_same_recipe():
 
 
 def test_a_kind_declares_what_others_ask_of_it():
-    assert judge_kinds("completions") == ("reward",)
-    assert judge_kinds("steps") == ("prm",)
+    assert list(judge_kinds("completions")) == ["reward"]
+    assert list(judge_kinds("steps")) == ["prm"]
     assert {name for name, kind in BY_KIND.items() if kind.evaluates} == {
         "evaluate",
         "gate",
@@ -147,7 +147,7 @@ def test_a_stage_without_a_seed_is_given_none(monkeypatch):
         kind: Literal["plain"]
         runs = "plain:run_plain"
 
-    monkeypatch.setitem(BY_KIND, "plain", Plain)
+    monkeypatch.setattr("rlhf.config.recipe.BY_KIND", {**BY_KIND, "plain": Plain})
     assert not _takes_seed({"kind": "plain"})
     assert _takes_seed(SFT)
     assert _takes_seed({"kind": "unknown"}), "the complaint is about the kind"

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf import files
 from rlhf.data.reasoning import problems, traces
 from rlhf.data.reasoning.problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem
 from rlhf.data.reasoning.solution_rows import outcome_row, stepwise_row
 from rlhf.data.reasoning.traces import CORRUPTED, DEMONSTRATOR, Mistakes, write_trace
 from rlhf.errors import ConfigError
+from rlhf.files import sha256, write_json, write_jsonl
 from rlhf.seeds import derive_seed
 
 NUM_DEMONSTRATIONS = 12_000
@@ -130,15 +130,15 @@ def build_reasoning(
         "test_stepwise.jsonl": heldout_solution_rows(split.test, seed),
     }
     for name, rows in tables.items():
-        files.write_jsonl(out_dir / name, rows)
+        write_jsonl(out_dir / name, rows)
     world = {
         "seed": seed,
         "split_seed": seed if split_seed is None else split_seed,
         "specification": _specification(),
         "rows": {name: len(rows) for name, rows in tables.items()},
-        "sha256": {name: files.sha256(out_dir / name) for name in tables},
+        "sha256": {name: sha256(out_dir / name) for name in tables},
     }
-    files.write_json(out_dir / "reasoning.json", world)
+    write_json(out_dir / "reasoning.json", world)
     return world
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf import files
 from rlhf.data.world import language
 from rlhf.data.world.facts import FACTS
 from rlhf.data.world.judge import RUBRIC
 from rlhf.data.world.language import PROMPTS, Prompt, demonstration, document
 from rlhf.errors import ConfigError
+from rlhf.files import sha256, write_json, write_jsonl
 from rlhf.seeds import derive_seed
 
 TEST_FRAC = 0.15
@@ -87,16 +87,16 @@ def build_world(
         "pretrain.jsonl": pretraining_rows(num_documents, seed),
     }
     for name, rows in tables.items():
-        files.write_jsonl(out_dir / name, rows)
+        write_jsonl(out_dir / name, rows)
     world = {
         "seed": seed,
         "split_seed": split_seed,
         "specification": _specification(),
         "heldout_facts": sorted({prompt.fact.id for prompt in split.heldout_fact_test}),
         "rows": {name: len(rows) for name, rows in tables.items()},
-        "sha256": {name: files.sha256(out_dir / name) for name in tables},
+        "sha256": {name: sha256(out_dir / name) for name in tables},
     }
-    files.write_json(out_dir / "world.json", world)
+    write_json(out_dir / "world.json", world)
     return world
 
 

@@ -1,6 +1,6 @@
 """Reward functions and annotators imported, and their arguments compared with what they will be given; none is called.
 
-They are imported in another process: a user's module may hang, print, or end the interpreter. A JSON schema is checked here.
+A user's are imported in another process: such a module may hang, print, or end the interpreter. A JSON schema is checked here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +32,11 @@ GIVEN_TO_ANNOTATORS = ("ended", "noise", "seed")
 """By keyword, behind the prompts and their completions."""
 GIVEN_TO_LABELERS = ("prompts", "completions", "seed")
 LOOK = """\
-import contextlib, inspect, json, os, sys
+import json, os, sys
 out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the module prints must not mix with the answer
-from rlhf.rewards.worker import CallError, find_function
-try:
-    function = find_function(sys.argv[1])
-except CallError as err:
-    json.dump({"error": str(err)}, out)
-else:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):
-        parameters = None  # some builtins have no signature
-    lacks = [name for name in ("reset", "step") if not callable(getattr(function, name, None))]
-    lacks = lacks if inspect.isclass(function) else []
-    json.dump({"lacks": lacks, "parameters": parameters and [
-        [p.name, p.kind.name, p.default is not p.empty] for p in parameters
-    ]}, out)
+from rlhf.rewards.signature import signature_of
+json.dump(signature_of(sys.argv[1]), out)
 out.flush()
 os._exit(0)  # whatever threads the module has started
 """
@@ -138,12 +126,29 @@ def look_at(function: str) -> Parameters:
             f"Importing the module of {function!r} took more than {IMPORT_SECONDS:.0f} seconds; move work out of its top level."
         ) from None
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ConfigError(
             f"Importing the module of {function!r} ended the process (exit code {done.returncode}): {last}."
         ) from None
+    return _parameters(function, answer)
+
+
+@functools.cache
+def _look_at_ours(function: str) -> Parameters:
+    """The same of a function of this package, in this process: it neither hangs nor changes, whatever recipes name it."""
+    from rlhf.rewards.signature import signature_of  # here: asyncio and multiprocessing come with it
+
+    return _parameters(function, signature_of(function))
+
+
+def _parameters(function: str, answer: Mapping[str, Any]) -> Parameters:
+    """Of what ``signature_of`` says.
+
+    Raises:
+        ConfigError: The function can't be imported.
+    """
     if "error" in answer:
         raise ConfigError(f"The function {function!r} can't be used: {answer['error'].rstrip('.')}.")
     if answer["parameters"] is None:
@@ -157,10 +162,6 @@ def look_at(function: str) -> Parameters:
         takes_any=any(kind == "VAR_KEYWORD" for _, kind, _ in answer["parameters"]),
         lacks=tuple(answer["lacks"]),
     )
-
-
-_look_at_ours = functools.cache(look_at)
-"""Functions of this package do not change while it runs, whatever recipes name them."""
 
 
 def _look_once(review: Review, function: str) -> Parameters:
