@@ -105,6 +105,27 @@ def libraries_are_compiled_once(request: pytest.FixtureRequest) -> Iterator[None
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def frames_stand_for_plots() -> Iterator[Any]:
+    """A report has everything but what matplotlib draws, which takes longer than a short run. Gives what was set aside."""
+    from rlhf.pipeline.report import plots
+
+    set_aside = plots._drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_drawn", lambda draw, salt: '<svg viewBox="0 0 310 180"></svg>')
+        yield set_aside
+
+
+@pytest.fixture(scope="module")
+def plots_are_drawn(frames_stand_for_plots: Any) -> Iterator[None]:
+    """For tests of what is on the page, and of whole runs."""
+    from rlhf.pipeline.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_drawn", frames_stand_for_plots)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def loggers_are_as_they_were() -> Iterator[None]:
     """A command that chose what is logged leaves it so for the next test in its process."""

@@ -14,6 +14,8 @@ from rlhf.training.log import TrainingLogger
 from tests.conftest import CHROMIUM_NAMES
 from tests.fixtures.run_folder import write_run
 
+pytestmark = pytest.mark.usefixtures("plots_are_drawn")
+
 MEASURE = """<!doctype html><body style="margin:0">
 <iframe id="f" src="{page}" style="width:{width}px;height:900px;border:0"></iframe>
 <script>document.getElementById("f").onload = e => {{
@@ -35,9 +37,10 @@ def browse(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
-@pytest.mark.parametrize("width", [390, 820, 1280])
-def test_the_page_fits_a_phone_a_tablet_and_a_desk(tmp_path, width):
-    folder = write_run(tmp_path / "run", kind="hacked", num_prompts=60)
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The page of a run with everything, and long words in all places."""
+    folder = write_run(tmp_path_factory.mktemp("report") / "run", kind="hacked", num_prompts=60)
     sample = {
         "prompt": "p" * 400,
         "completion": "long words " * 50 + "c" * 400,
@@ -48,7 +51,11 @@ def test_the_page_fits_a_phone_a_tablet_and_a_desk(tmp_path, width):
     TrainingLogger(folder).for_stage("ppo").alarm(
         "m" * 300, step=240, guard="kl", metric="ppo/ref_kl", action="restore", restored_to=200, samples=[sample] * 3
     )
-    report = write_report(folder)
+    return write_report(folder)
+
+
+@pytest.mark.parametrize("width", [390, 820, 1280])
+def test_the_page_fits_a_phone_a_tablet_and_a_desk(report, tmp_path, width):
     wrapper = tmp_path / "wrapper.html"
     wrapper.write_text(MEASURE.format(page=report.as_uri(), width=width))
     matched = re.search(r'<p id="found">(\d+) (\d+) (\d+)</p>', browse(wrapper, tmp_path).stdout)

@@ -17,6 +17,8 @@ from rlhf.pipeline.run import Pipeline
 from tests.fixtures.gated import told
 from tests.fixtures.judging_server import judging_server
 
+pytestmark = pytest.mark.usefixtures("plots_are_drawn")
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 FEWER: dict[str, dict[str, Any]] = {

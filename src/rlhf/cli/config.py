@@ -19,13 +19,12 @@ def config_show(
     recipe: Annotated[str, typer.Argument(help="A YAML recipe, or the name of a preset.")], overrides: Overrides = None
 ) -> None:
     """Print a recipe with every default written out."""
-    import yaml
-
     from rlhf.config.presets import PRESETS, preset
     from rlhf.config.recipe import load_recipe
+    from rlhf.config.yaml_text import yaml_of
 
     shown = preset(recipe, overrides or []) if recipe in PRESETS else load_recipe(recipe, overrides or [])
-    print(yaml.safe_dump(shown.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
+    print(yaml_of(shown.model_dump(mode="json")), end="")
 
 
 @app.command("convert")
@@ -48,9 +47,8 @@ def config_convert(
     ] = None,
 ) -> None:
     """Turn a config of another project into a recipe, and say what became of every key."""
-    import yaml
-
     from rlhf.config.foreign.convert import convert_file
+    from rlhf.config.yaml_text import yaml_of
     from rlhf.errors import ConfigError, printable
     from rlhf.files import write_text
 
@@ -59,7 +57,7 @@ def config_convert(
     conversion = convert_file(file, method=method, processes=processes, rows=rows)
     text = f"# {conversion.title}, converted from {Path(file).name}\n"
     text += "".join(f"# to fill in: {line}\n" for line in conversion.to_fill_in)
-    text += yaml.safe_dump(conversion.tree, sort_keys=False, allow_unicode=True, width=120)
+    text += yaml_of(conversion.tree)
     if output is None:
         print(text, end="")
     else:

@@ -78,6 +78,13 @@ def read_text(path: Path | str) -> str:
     return _decoded(data, path)
 
 
+def yaml_of(tree: Any) -> str:
+    """Plain values as a YAML text, keys in their order; by libyaml, if PyYAML has it, which writes the same five times as fast."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
 def _decoded(data: bytes, path: Path) -> str:
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError(f"{path} can't be read as text: it is in UTF-16. Save it as UTF-8.")

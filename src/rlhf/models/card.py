@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from rlhf.config.yaml_text import yaml_of
+
 LICENSE_NOTE = (
     "The licenses of the base model and of the data apply to these weights as well; none was checked. Read them before you pass "
     "the model on."
@@ -58,7 +60,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         table = [f"| {_cell(name)} | {_cell(value)} |" for name, value in facts["lineage"].items()]
         parts.append("\n".join(["## Lineage", "", "| artifact | hash or path |", "|---|---|", *table]))
     if facts.get("recipe"):
-        text = yaml.safe_dump(_plain(facts["recipe"]), sort_keys=False, allow_unicode=True, width=120)
+        text = yaml_of(_plain(facts["recipe"]))
         parts.append(f"## Recipe\n\n```yaml\n{text}```")
     parts.append(f"## License\n\n{_line(facts['license']) + '. ' if facts.get('license') else ''}{LICENSE_NOTE}")
     return "\n\n".join(parts) + "\n"

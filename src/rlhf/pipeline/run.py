@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
@@ -19,6 +18,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stage_inputs import PolicyStage
 from rlhf.config.stage_union import Stage
 from rlhf.config.threads import check_threads
+from rlhf.config.yaml_text import yaml_of
 from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
@@ -130,7 +130,7 @@ class Pipeline:
                 self._clear(name)  # killed right after it was finished
         planner = Planner(self.recipe, self.run_dir, options)
         plans = planner.plan()
-        recipe = yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        recipe = yaml_of(self.recipe.model_dump(mode="json"))
         if all(plan.action is Action.KEPT for plan in plans) and self._is_told(recipe):
             return self._nothing_to_do(plans, brief=options.brief)
         self._announce(plans, brief=options.brief)

@@ -9,6 +9,8 @@ import pytest
 from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.run import Pipeline
 
+pytestmark = pytest.mark.usefixtures("plots_are_drawn")
+
 RIGHT = """
 def ends_well(prompts, completions, **columns):
     return [float(len(text) % 2) for text in completions]

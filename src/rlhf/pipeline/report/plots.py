@@ -365,6 +365,16 @@ def _figure() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+def _drawn(draw: Callable[[Axes], None], salt: str) -> str:
+    """A file of SVG. Its ids are made from ``salt``: they must differ between the drawings of one page, and not between runs."""
+    buffer = io.StringIO()
+    with _drawing({**STYLE, "svg.hashsalt": salt}):
+        figure, axes = _figure()
+        draw(axes)
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return buffer.getvalue()
+
+
 def _in_words(series: Series, x_label: str) -> str:
     first, last = series.y[0], series.y[-1]
     name = series.label or "Value"
@@ -392,14 +402,7 @@ def _svg(draw: Callable[[Axes], None], alt: str, *data: Any) -> Markup:
     key = hashlib.sha256(pickle.dumps((_code(), draw.__qualname__, alt, data))).hexdigest()[:20]
     if (drawn := _plots.get().get(key)) is not None:
         return Markup(drawn)
-    buffer = io.StringIO()
-    with _drawing(
-        {**STYLE, "svg.hashsalt": alt}
-    ):  # ids must differ between the drawings of one page, and not between runs
-        figure, axes = _figure()
-        draw(axes)
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
+    text = _drawn(draw, alt)
     text = text[text.index("<svg") :]
     for part in (r"<metadata>.*?</metadata>\s*", r"<style.*?</style>\s*", r"<!--.*?-->\s*", r"<g/>\s*"):
         text = re.sub(part, "", text, flags=re.DOTALL)
