@@ -36,3 +36,10 @@ def test_an_agent_finds_commands_schema_kinds_and_exit_codes():
     ):
         assert wanted in text, wanted
     assert text.count("```") % 2 == 0
+
+
+def test_every_page_has_a_description_of_its_own():
+    pages = [(address, about) for rows in agent_docs.page_tables().values() for _, address, about in rows]
+    assert len({address for address, _ in pages}) == len(pages)
+    assert [address for address, about in pages if not about] == []
+    assert len({about for _, about in pages}) == len(pages)

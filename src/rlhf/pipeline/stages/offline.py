@@ -62,13 +62,19 @@ def run_preference(stage: Any, at: StageContext) -> StageOutcome:
     reference = load_policy(named, at, seed=seed_of(stage.seed)).requires_grad_(False) if named is not None else None
     result, metrics = train(stage, at, policy, rows, held_out, reference=reference)
     save_model(policy, stage, at, metrics)
-    measured = {
-        name: metrics.get(f"eval/{name}", metrics.get(f"{stage.kind}/{name}")) for name in ("accuracy", "reward_margin")
-    }
-    margin = f", margin {measured['reward_margin']:.2f}" if measured["reward_margin"] is not None else ""
-    return StageOutcome(
-        f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, accuracy {measured['accuracy']:.3f}{margin}", metrics
-    )
+    return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {_measured(stage.kind, metrics)}", metrics)
+
+
+def _measured(kind: str, metrics: Mapping[str, float]) -> str:
+    """Accuracy and margin, and of which rows: those held out, or else the few of the last step."""
+    of = "eval" if "eval/accuracy" in metrics else kind
+    accuracy, margin = metrics.get(f"{of}/accuracy"), metrics.get(f"{of}/reward_margin")
+    if accuracy is None:
+        return "accuracy not measured"
+    counts = [metrics[name] for name in (f"{kind}/num_desirable", f"{kind}/num_undesirable") if name in metrics]
+    which = f" ({counted(int(sum(counts)), 'row')})" if counts else ""
+    whose = f"held-out accuracy {accuracy:.3f}" if of == "eval" else f"accuracy {accuracy:.3f} in the last step{which}"
+    return whose if margin is None else f"{whose}, margin {margin:.2f}"
 
 
 def _scores_reference(stage: OfflineStage) -> bool:
