@@ -9,7 +9,7 @@ import torch
 
 from rlhf.config.methods import METHODS
 from tests.fixtures import invariance
-from tests.fixtures.invariance import WAYS, difference, gradient, joined, unshared
+from tests.fixtures.invariance import EARLY_WAYS, WAYS, difference, gradient, joined, unshared
 from tests.fixtures.toy import NAMES
 
 LIMIT = 1e-9
@@ -17,13 +17,17 @@ LIMIT = 1e-9
 
 
 @pytest.fixture(scope="module", autouse=True)
-def plain_gradients_once():
-    """Each method's own gradient is what all its ways are compared with."""
-    kept = invariance.gradient
-    once = functools.cache(lambda method: kept(method))
-    invariance.gradient = lambda method, way=None: once(method) if way is None else kept(method, way)
-    yield
-    invariance.gradient = kept
+def what_ways_share_once():
+    """Each method's own gradient is what all its ways are compared with, and most of them begin with the same rows."""
+    gradient, before_step = invariance.gradient, invariance.before_step
+    plain = functools.cache(lambda method: gradient(method))
+    begun = functools.lru_cache(maxsize=2)(before_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            invariance, "gradient", lambda method, way=None: plain(method) if way is None else gradient(method, way)
+        )
+        patch.setattr(invariance, "before_step", lambda method, way: begun(method, way if way in EARLY_WAYS else None))
+        yield
 
 
 @pytest.mark.parametrize("way", WAYS)

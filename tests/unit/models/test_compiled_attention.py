@@ -79,6 +79,20 @@ def taught(attend, tensors, buckets, **settings):
     return [out.detach(), *torch.autograd.grad((out * direction).sum(), tensors)]
 
 
+@functools.cache
+def truth_of(tree, shape, **form):
+    """What tiles in float64 give for ``inputs`` of a tree and a shape, by name."""
+    buckets, num_rows = tree_of(TREES[tree])
+    return taught(tree_attention, inputs(num_rows, SHAPES[shape]), buckets, **form)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def truths_are_forgotten():
+    """They take some hundreds of MiB."""
+    yield
+    truth_of.cache_clear()
+
+
 def plain(query, key, value, buckets, *, scaling, window=None, chunk=None):
     """Every row on its own, written down from the units."""
     repeats = query.shape[1] // key.shape[1]
@@ -105,14 +119,13 @@ def test_it_is_attention_written_down_row_by_row(form):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("lengths", TREES.values(), ids=TREES.keys())
-def test_values_and_gradients_are_those_of_tiles_in_float64(lengths, shape, form):
-    buckets, num_rows = tree_of(lengths)
-    tensors = inputs(num_rows, shape)
-    truth = taught(tree_attention, tensors, buckets, **form)
-    ours = taught(compiled_tree_attention, [x.detach().float().requires_grad_() for x in tensors], buckets, **form)
-    for mine, true in zip(ours, truth, strict=True):
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tree", TREES)
+def test_values_and_gradients_are_those_of_tiles_in_float64(tree, shape, form):
+    buckets, num_rows = tree_of(TREES[tree])
+    tensors = [x.detach().float().requires_grad_() for x in inputs(num_rows, SHAPES[shape])]
+    ours = taught(compiled_tree_attention, tensors, buckets, **form)
+    for mine, true in zip(ours, truth_of(tree, shape, **form), strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine.double(), true, rtol=1e-5, atol=1e-5)
 
@@ -131,10 +144,10 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_tiles_are(build, shape, fo
     more = macros or {}
     monkeypatch.setattr(kernel, "load", lambda name, **others: load.__wrapped__(name, **others, **more))
     monkeypatch.setattr(kernel, "_functions", functools.cache(kernel._functions.__wrapped__))
-    buckets, num_rows = tree_of(TREES["around a piece, a panel and a tile"])
-    exact = inputs(num_rows, SHAPES[shape])
-    truth = taught(tree_attention, exact, buckets, **form)
-    rounded = [x.detach().float().requires_grad_() for x in exact]
+    tree = "around a piece, a panel and a tile"
+    buckets, num_rows = tree_of(TREES[tree])
+    truth = truth_of(tree, shape, **form)
+    rounded = [x.detach().float().requires_grad_() for x in inputs(num_rows, SHAPES[shape])]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = taught(compiled_tree_attention, rounded, buckets, **form)
         tiles = taught(tree_attention, rounded, buckets, **form)

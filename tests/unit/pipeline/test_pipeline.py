@@ -61,15 +61,22 @@ def run(folder: Path, *, without: str | None = None, **changes) -> Pipeline:
     return pipeline
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, Pipeline]:
+    """A folder with a finished run, and the pipeline that made it; a test may run it again, and change nothing."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder)
+
+
 def starts(folder: Path) -> list[str]:
     lines = (folder / "small" / "events.jsonl").read_text(encoding="utf-8").splitlines()
     return [e["stage"] for e in map(json.loads, lines) if e["event"] == "stage_start"]
 
 
-def test_a_second_run_does_nothing_again(tmp_path):
-    first = run(tmp_path)
-    second = run(tmp_path)
-    assert starts(tmp_path) == ["world", "sft", "grpo"]
+def test_a_second_run_does_nothing_again(whole):
+    folder, first = whole
+    second = run(folder)
+    assert starts(folder) == ["world", "sft", "grpo"]
     assert first.artifacts == second.artifacts
 
 
@@ -83,8 +90,8 @@ def test_a_change_redoes_what_depends_on_it_and_nothing_else(tmp_path):
     assert before["sft"].files["model/model.safetensors"] != after["sft"].files["model/model.safetensors"]
 
 
-def test_the_same_recipe_gives_the_same_bits(tmp_path):
-    one, two = run(tmp_path / "a").artifacts, run(tmp_path / "b").artifacts
+def test_the_same_recipe_gives_the_same_bits(whole, tmp_path):
+    one, two = whole[1].artifacts, run(tmp_path).artifacts
     for stage in ("sft", "grpo"):
         assert one[stage].files["model/model.safetensors"] == two[stage].files["model/model.safetensors"]
     assert one["world"].files == two["world"].files
@@ -114,9 +121,9 @@ def test_a_failing_stage_keeps_what_was_finished_and_says_which_it_was(tmp_path)
     assert starts(tmp_path) == ["world", "sft", "grpo", "grpo"]
 
 
-def test_the_manifest_leads_from_a_weight_file_back_to_the_data(tmp_path):
-    run(tmp_path)
-    artifacts = json.loads((tmp_path / "small" / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+def test_the_manifest_leads_from_a_weight_file_back_to_the_data(whole):
+    folder, _ = whole
+    artifacts = json.loads((folder / "small" / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     assert "model/model.safetensors" in artifacts["grpo"]["files"]
     assert artifacts["grpo"]["parents"]["model"] == f"stage:sft@{artifacts['sft']['key']}"
     assert artifacts["sft"]["parents"]["data"] == f"stage:world/sft.jsonl@{artifacts['world']['key']}"

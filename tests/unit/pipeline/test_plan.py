@@ -14,7 +14,7 @@ from rlhf.errors import ConfigError, UnknownNameError
 from rlhf.pipeline import code_hash, plan
 from rlhf.pipeline.artifacts import RECORD, STARTED, Artifact
 from rlhf.pipeline.plan import Action
-from tests.fixtures.cheap_stages import dependants, install, make, pipeline_of
+from tests.fixtures.cheap_stages import dependants, install, make, pipeline_of, restored
 
 ORDER = ["world", "sft", "pairs", "reward", "ppo", "alone", "evaluation"]
 
@@ -22,6 +22,21 @@ ORDER = ["world", "sft", "pairs", "reward", "ppo", "alone", "evaluation"]
 @pytest.fixture
 def done(monkeypatch):
     return install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        pipeline_of(folder).run()
+    return restored(folder)
+
+
+@pytest.fixture
+def finished(again, done) -> Path:
+    """A folder with a finished run."""
+    return again()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -73,12 +88,11 @@ def test_a_run_plans_each_stage_once(tmp_path, done, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["report.html", "summary.json", "manifest.json", "recipe.yaml"])
-def test_what_is_absent_is_written_again_without_running_anything(tmp_path, done, name):
-    pipeline_of(tmp_path).run()
-    (tmp_path / "runs" / "loop" / name).unlink()
-    pipeline_of(tmp_path).run()
-    assert (tmp_path / "runs" / "loop" / name).stat().st_size > 0
-    assert done == ORDER
+def test_what_is_absent_is_written_again_without_running_anything(finished, done, name):
+    (finished / "runs" / "loop" / name).unlink()
+    pipeline_of(finished).run()
+    assert (finished / "runs" / "loop" / name).stat().st_size > 0
+    assert done == []
 
 
 CHANGES = {
@@ -100,11 +114,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("place", CHANGES)
-def test_one_changed_key_redoes_its_stage_and_what_depends_on_it(tmp_path, done, place):
-    pipeline_of(tmp_path).run()
-    done.clear()
+def test_one_changed_key_redoes_its_stage_and_what_depends_on_it(finished, done, place):
     value, reason = CHANGES[place]
-    changed = pipeline_of(tmp_path, **{place: value})
+    changed = pipeline_of(finished, **{place: value})
     stage = place.partition("__")[0]
     planned_stages = planned(changed)
     affected = dependants(changed.recipe, stage)
@@ -128,44 +140,40 @@ def test_one_changed_key_redoes_its_stage_and_what_depends_on_it(tmp_path, done,
     ],
     ids=str,
 )
-def test_what_decides_nothing_redoes_nothing_but_is_written_down(tmp_path, done, change):
-    pipeline_of(tmp_path).run()
-    pipeline_of(tmp_path, **change).run()
-    assert done == ORDER
-    assert str(next(iter(change.values()))) in (tmp_path / "runs" / "loop" / "recipe.yaml").read_text(encoding="utf-8")
+def test_what_decides_nothing_redoes_nothing_but_is_written_down(finished, done, change):
+    pipeline_of(finished, **change).run()
+    assert done == []
+    assert str(next(iter(change.values()))) in (finished / "runs" / "loop" / "recipe.yaml").read_text(encoding="utf-8")
 
 
-def test_another_content_of_a_data_file_is_told_with_both_hashes(tmp_path, done):
-    pipeline_of(tmp_path).run()
-    data = tmp_path / "sft.jsonl"
+def test_another_content_of_a_data_file_is_told_with_both_hashes(finished, done):
+    data = finished / "sft.jsonl"
     before = hashlib.sha256(data.read_bytes()).hexdigest()[:6]
     data.write_text('{"prompt": "a", "completion": "c"}\n')
     after = hashlib.sha256(data.read_bytes()).hexdigest()[:6]
     why = f"{data} has other content (sha256 {before}.. -> {after}..)"
-    planned_stages = planned(pipeline_of(tmp_path))
+    planned_stages = planned(pipeline_of(finished))
     assert planned_stages["sft"] == ("done again", why)
     assert planned_stages["alone"] == ("done again", why)
     assert planned_stages["world"] == ("kept", "")
-    pipeline = pipeline_of(tmp_path)
+    pipeline = pipeline_of(finished)
     data.unlink()
     assert planned(pipeline)["sft"] == ("done again", f"{data} is not there any more")
 
 
-def test_a_missing_or_shortened_file_of_a_result_is_a_reason(tmp_path, done):
-    pipeline_of(tmp_path).run()
-    model = tmp_path / "runs" / "loop" / "reward" / "model" / "model.safetensors"
+def test_a_missing_or_shortened_file_of_a_result_is_a_reason(finished, done):
+    model = finished / "runs" / "loop" / "reward" / "model" / "model.safetensors"
     whole = model.read_bytes()
     model.write_bytes(whole[:10])
-    assert planned(pipeline_of(tmp_path))["reward"] == (
+    assert planned(pipeline_of(finished))["reward"] == (
         "done again",
         "model/model.safetensors has 10 bytes and was written with 64",
     )
     model.unlink()
-    planned_stages = planned(pipeline_of(tmp_path))
+    planned_stages = planned(pipeline_of(finished))
     assert planned_stages["reward"] == ("done again", "a file is missing: model/model.safetensors")
     assert planned_stages["ppo"] == ("kept", "if stage reward comes out as it was")
-    done.clear()
-    pipeline_of(tmp_path).run()
+    pipeline_of(finished).run()
     assert done == ["reward"], "it came out as it was, so nothing that was made from it is done again"
     assert model.read_bytes() == whole
 
@@ -220,14 +228,9 @@ def edit(library: Path, *names: str) -> None:
     [
         ("losses/policy.py", {"ppo"}),
         ("losses/reward.py", {"reward"}),
-        ("losses/preference.py", set()),
         ("data/world/judge.py", {"world", "pairs", "reward", "evaluation"}),
         ("training/sft.py", {"sft", "alone"}),
         ("models/score.py", {"sft", "pairs", "reward", "ppo", "alone", "evaluation"}),
-        ("pipeline/report/page.py", set()),
-        ("cli/run.py", set()),
-        ("config/training.py", set()),
-        ("training/progress.py", set()),
     ],
 )
 def test_changed_code_redoes_the_stages_that_use_it(tmp_path, done, library, file, affected):
@@ -241,6 +244,19 @@ def test_changed_code_redoes_the_stages_that_use_it(tmp_path, done, library, fil
     assert all((f"code changed: {file}, which --ignore-code lets pass" in again[name][1]) for name in affected)
 
 
+def test_changed_code_that_decides_no_result_redoes_nothing(tmp_path, done, library):
+    pipeline_of(tmp_path).run()
+    edit(
+        library,
+        "losses/preference.py",  # of no stage of the recipe
+        "pipeline/report/page.py",
+        "cli/run.py",
+        "config/training.py",
+        "training/progress.py",
+    )
+    assert planned(pipeline_of(tmp_path)) == dict.fromkeys(ORDER, ("kept", ""))
+
+
 def test_ignored_code_keeps_the_stage_and_its_dependants_run_after_run(tmp_path, done, library):
     pipeline_of(tmp_path).run()
     edit(library, "losses/reward.py", "losses/policy.py")
@@ -251,29 +267,27 @@ def test_ignored_code_keeps_the_stage_and_its_dependants_run_after_run(tmp_path,
     assert done[len(ORDER) + 1 :] == ["reward", "ppo", "evaluation"]
 
 
-def test_a_setting_that_a_new_version_brings_counts_as_code(tmp_path, done):
-    pipeline_of(tmp_path).run()
-    path = tmp_path / "runs" / "loop" / "alone" / RECORD
+def test_a_setting_that_a_new_version_brings_counts_as_code(finished, done):
+    path = finished / "runs" / "loop" / "alone" / RECORD
     record = json.loads(path.read_text())
     del record["settings"]["ema_decay"]
     record["settings"]["gone"] = 3
     path.write_text(json.dumps(record))
     why = "this version has no setting gone any more", "this version has a new setting ema_decay, null by default"
-    alone = planned(pipeline_of(tmp_path))["alone"]
+    alone = planned(pipeline_of(finished))["alone"]
     assert alone[0] == "done again"
     assert all(words in alone[1] for words in why)
-    assert planned(pipeline_of(tmp_path), ignore_code=True)["alone"][0] == "kept"
-    assert planned(pipeline_of(tmp_path, alone__ema_decay=0.5), ignore_code=True)["alone"][0] == "done again"
+    assert planned(pipeline_of(finished), ignore_code=True)["alone"][0] == "kept"
+    assert planned(pipeline_of(finished, alone__ema_decay=0.5), ignore_code=True)["alone"][0] == "done again"
 
 
-def test_a_record_of_an_older_version_says_so(tmp_path, done):
-    pipeline_of(tmp_path).run()
-    path = tmp_path / "runs" / "loop" / "alone" / RECORD
+def test_a_record_of_an_older_version_says_so(finished, done):
+    path = finished / "runs" / "loop" / "alone" / RECORD
     record = json.loads(path.read_text())
     for key in ("settings", "sizes", "code", "contents", "asked", "finished", "versions"):
         del record[key]
     path.write_text(json.dumps(record))
-    alone = planned(pipeline_of(tmp_path))["alone"]
+    alone = planned(pipeline_of(finished))["alone"]
     assert alone == ("done again", "it was made by an older version, which did not record what from")
 
 
@@ -315,10 +329,8 @@ def test_checkpoints_at_multiples_of_keep_every_stay(tmp_path, monkeypatch):
     assert not list((tmp_path / "runs" / "loop" / "alone").glob("checkpoint-*"))
 
 
-def test_from_a_stage_redoes_it_and_what_depends_on_it_and_says_so(tmp_path, done):
-    pipeline_of(tmp_path).run()
-    done.clear()
-    planned_stages = planned(pipeline_of(tmp_path), from_stage="reward")
+def test_from_a_stage_redoes_it_and_what_depends_on_it_and_says_so(finished, done):
+    planned_stages = planned(pipeline_of(finished), from_stage="reward")
     assert planned_stages["reward"] == ("done again", "asked for by --from reward")
     assert planned_stages["ppo"] == ("done again", "stage reward is done again")
     assert {name for name, (action, _) in planned_stages.items() if action == "kept"} == {
@@ -327,9 +339,9 @@ def test_from_a_stage_redoes_it_and_what_depends_on_it_and_says_so(tmp_path, don
         "pairs",
         "alone",
     }
-    pipeline_of(tmp_path).run(from_stage="reward")
+    pipeline_of(finished).run(from_stage="reward")
     assert done == ["reward", "ppo", "evaluation"]
-    assert not (tmp_path / "runs" / "loop" / plan.REQUEST).exists()
+    assert not (finished / "runs" / "loop" / plan.REQUEST).exists()
 
 
 def test_force_redoes_everything_every_time(tmp_path, done):

@@ -19,16 +19,24 @@ from rlhf.pipeline.lock import locked
 from rlhf.pipeline.manifest import summary
 from rlhf.pipeline.run_comparison import compare_runs, words_for
 from rlhf.pipeline.runs import LEFT, find_run, look_at, prune, run_folders, size_of
-from tests.fixtures.cheap_stages import install, make, pipeline_of
+from tests.fixtures.cheap_stages import install, make, pipeline_of, restored
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        pipeline_of(folder).run()
+        pipeline_of(folder, name="other", sft__epochs=9, seed=4).run()
+    return restored(folder)
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch) -> Path:
-    """Two finished runs, ``loop`` and ``other``."""
+def runs(again, monkeypatch) -> Path:
+    """Two finished runs, ``loop`` and ``other``; more of them train nothing either."""
     install(monkeypatch)
-    pipeline_of(tmp_path).run()
-    pipeline_of(tmp_path, name="other", sft__epochs=9, seed=4).run()
-    return tmp_path / "runs"
+    return again() / "runs"
 
 
 def test_runs_are_found_by_folder_and_by_name(runs):
@@ -124,16 +132,16 @@ def test_two_runs_differ_in_settings_and_results(runs):
     assert compare_runs(runs / "loop", runs / "loop").settings == ()
 
 
-def test_the_same_settings_on_other_data_are_a_difference(runs, tmp_path):
-    (tmp_path / "b").mkdir()
-    write_text(tmp_path / "sft.jsonl", '{"prompt": "a", "completion": "other"}\n')
-    pipeline_of(tmp_path, output_dir=str(tmp_path / "b")).run()
-    comparison = compare_runs(runs / "loop", tmp_path / "b" / "loop")
+def test_the_same_settings_on_other_data_are_a_difference(runs):
+    (runs.parent / "b").mkdir()
+    write_text(runs.parent / "sft.jsonl", '{"prompt": "a", "completion": "other"}\n')
+    pipeline_of(runs.parent, output_dir=str(runs.parent / "b")).run()
+    comparison = compare_runs(runs / "loop", runs.parent / "b" / "loop")
     assert comparison.settings == ()
     assert [place for place, *_ in comparison.inputs] == ["stages.alone.data", "stages.sft.data"]
     (_, first, second), *_ = comparison.inputs
     assert first == Artifact.read(runs / "loop" / "alone").parents["data"].rpartition("@")[2] != second
-    assert comparison.runs == (str(runs / "loop"), str(tmp_path / "b" / "loop")), (
+    assert comparison.runs == (str(runs / "loop"), str(runs.parent / "b" / "loop")), (
         "one name, so the folders tell them apart"
     )
     assert comparison.to_dict()["inputs"]["stages.sft.data"] == [first, second]
@@ -145,9 +153,9 @@ def test_scores_of_any_algorithm_have_words():
     assert words_for("reward: eval/accuracy") == "reward: eval/accuracy"
 
 
-def test_pruning_tells_first_and_deletes_what_nobody_needs(runs, tmp_path):
+def test_pruning_tells_first_and_deletes_what_nobody_needs(runs):
     run = runs / "loop"
-    pipeline_of(tmp_path, reward__epochs=7).run()
+    pipeline_of(runs.parent, reward__epochs=7).run()
     aside = [p.folder for p in previous_of(run)]
     (run / "reward" / "checkpoint-00000010").mkdir()
     write_text(run / "reward" / "checkpoint-00000010" / "state.pt", "x" * 100)
@@ -192,7 +200,7 @@ def places(origin) -> set[str]:
     return {f"{origin.what} {Path(origin.name).name}"}.union(*map(places, origin.made_from))
 
 
-def test_a_weight_file_leads_back_to_data_files_and_recipe(runs, tmp_path):
+def test_a_weight_file_leads_back_to_data_files_and_recipe(runs):
     origins = lineage(runs / "loop" / "ppo" / "model" / "model.safetensors")
     assert origins.is_whole
     assert places(origins) >= {
@@ -208,12 +216,12 @@ def test_a_weight_file_leads_back_to_data_files_and_recipe(runs, tmp_path):
     assert "stage alone" not in places(origins)
     text = origins.to_text()
     assert "data: input" in text
-    assert str(tmp_path / "sft.jsonl") in text
+    assert str(runs.parent / "sft.jsonl") in text
     assert json.loads(json.dumps(origins.to_dict()))["made_from"][0]["name"] == "ppo"
 
 
-def test_a_copy_elsewhere_is_known_by_its_content(runs, tmp_path):
-    copy = tmp_path / "elsewhere" / "renamed.safetensors"
+def test_a_copy_elsewhere_is_known_by_its_content(runs):
+    copy = runs.parent / "elsewhere" / "renamed.safetensors"
     copy.parent.mkdir()
     shutil.copy(runs / "loop" / "reward" / "model" / "model.safetensors", copy)
     origins = lineage(copy, runs=runs)
@@ -224,24 +232,24 @@ def test_a_copy_elsewhere_is_known_by_its_content(runs, tmp_path):
     with pytest.raises(ConfigError, match=r"renamed\.safetensors .*runs .*--runs"):
         lineage(copy, runs=runs)
     with pytest.raises(ConfigError, match="no file or folder"):
-        lineage(tmp_path / "absent")
-    (tmp_path / "empty").mkdir()
+        lineage(runs.parent / "absent")
+    (runs.parent / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no weight files"):
-        lineage(tmp_path / "empty", runs=runs)
+        lineage(runs.parent / "empty", runs=runs)
 
 
-def test_what_changed_since_is_said(runs, tmp_path):
+def test_what_changed_since_is_said(runs):
     weights = runs / "loop" / "reward" / "model" / "model.safetensors"
-    (tmp_path / "sft.jsonl").write_text("other rows")
+    (runs.parent / "sft.jsonl").write_text("other rows")
     origins = lineage(weights)
     assert not origins.is_whole
-    assert f"input {tmp_path / 'sft.jsonl'}" in origins.to_text()
+    assert f"input {runs.parent / 'sft.jsonl'}" in origins.to_text()
     assert origins.state is State.SAME
     weights.write_text("other bits")
     origins = lineage(weights)
     assert origins.state is State.CHANGED
     assert "changed: model/model.safetensors" in origins.made_from[0].about
-    (tmp_path / "sft.jsonl").unlink()
+    (runs.parent / "sft.jsonl").unlink()
     assert "NOT THERE any more" in lineage(weights).to_text()
 
 
@@ -291,8 +299,8 @@ def test_a_base_outside_the_run_that_is_gone_is_told_with_its_hash(tmp_path, mon
     assert not lineage(model).is_whole
 
 
-def test_what_was_moved_aside_has_its_own_lineage(runs, tmp_path):
-    pipeline_of(tmp_path, sft__epochs=5).run()
+def test_what_was_moved_aside_has_its_own_lineage(runs):
+    pipeline_of(runs.parent, sft__epochs=5).run()
     [aside] = previous_of(runs / "loop", "reward")
     origins = lineage(aside.folder / "model")
     assert origins.is_whole
