@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.rules import RuleBasedReward as RuleBasedReward
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
+    from rlhf.rollout.speculative_decoder import SpeculativeDecoder as SpeculativeDecoder
     from rlhf.search.ensemble_policy import EnsemblePolicy as EnsemblePolicy
     from rlhf.search.sampler import BestOfNSampler as BestOfNSampler
     from rlhf.search.sampler import IterativeRefiner as IterativeRefiner
@@ -213,6 +214,7 @@ PUBLIC: dict[str, str] = {
     "SamplingConfig": "rlhf.config.policy:SamplingConfig",
     "SimPOConfig": "rlhf.config.preference:SimPOConfig",
     "SimPOTrainer": "rlhf.training.reference_free:SimPOTrainer",
+    "SpeculativeDecoder": "rlhf.rollout.speculative_decoder:SpeculativeDecoder",
     "StreamingGRPODataset": "rlhf.data.streaming:StreamingGRPODataset",
     "StreamingKTODataset": "rlhf.data.streaming:StreamingKTODataset",
     "StreamingPreferenceDataset": "rlhf.data.streaming:StreamingPreferenceDataset",

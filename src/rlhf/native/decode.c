@@ -122,13 +122,16 @@ void draw(const element *logits, int64_t vocabulary, double inverse_temperature,
     }
 }
 
-/* What stays the same for all layers of a step. */
+/* What stays the same for all layers of a step. A row here is a token being fed; where several follow one another in one row of the
+ * tables, `several` is set, and all their keys are written (`write_keys`) before any of them attends. */
 typedef struct {
     int64_t rows;
-    int64_t place;             /* of the new token in the ring of a row's own tokens */
-    int64_t room;              /* size of that ring */
+    int64_t several;
+    int64_t room;              /* size of the ring of a row's own tokens */
+    const int64_t *places;     /* [rows] of the new tokens in that ring */
+    const int64_t *own;        /* [rows] row of the tables */
     const int64_t *positions;  /* [rows] of the tokens being fed, for their rotation */
-    const int64_t *before;     /* [rows] tokens that each row held before, those of its prompt included */
+    const int64_t *before;     /* [rows] tokens that stand before each, those of its prompt included */
     const int64_t *row_lens;   /* [rows] tokens of each row's prompt */
     const int64_t *group;      /* [rows] place of that prompt in the tables */
     const float *rotations;    /* [positions, WIDTH / 2] complex */
@@ -261,8 +264,8 @@ static view_t view_of(const step_t *step, const layer_t *layer, int64_t row, int
     view.of_prompt = first < length ? length - first : 0;
     view.prompt_at = step->group[row] * layer->prompt_stride + kv_head * layer->prompt_head_stride + first * WIDTH;
     view.of_own = before + 1 - MOST(first, length);
-    view.own_at = row * layer->row_stride + kv_head * layer->row_head_stride;
-    view.begin = step->place - (view.of_own - 1);
+    view.own_at = step->own[row] * layer->row_stride + kv_head * layer->row_head_stride;
+    view.begin = step->places[row] - (view.of_own - 1);
     if (view.begin < 0) view.begin += step->room;
     view.until_end = LEAST(view.of_own, step->room - view.begin);
     return view;
@@ -299,8 +302,23 @@ static void attend_head(const layer_t *layer, const view_t *view, const float *r
     for (int d = 0; d < WIDTH; d++) out[d] = store(mixed[placed(d)] / sum);
 }
 
-/* Writes the new keys and values of units first .. last - 1, and computes their attention. A unit is a row of one key head; those of a
- * head are adjacent, so that rows of one prompt find its keys in the cache.
+/* Writes a row's new key and value of one key head. */
+static void write_key(const step_t *step, const layer_t *layer, const element *qkv, int64_t row, int64_t kv_head) {
+    const element *numbers = qkv + row * (layer->heads + 2 * layer->kv_heads) * WIDTH;
+    int64_t at = step->own[row] * layer->row_stride + kv_head * layer->row_head_stride + step->places[row] * WIDTH;
+    float y[WIDTH];
+    turned(numbers + (layer->heads + kv_head) * WIDTH, y, step->rotations + step->positions[row] * WIDTH, layer->key_norm, layer->key_eps);
+    for (int d = 0; d < WIDTH; d++) layer->keys[at + d] = store(y[d]);
+    memcpy(layer->values + at, numbers + (layer->heads + layer->kv_heads + kv_head) * WIDTH, WIDTH * sizeof(element));
+}
+
+/* Those of units first .. last - 1, as `attend` counts them. */
+void write_keys(const step_t *step, const layer_t *layer, const element *qkv, int64_t first, int64_t last) {
+    for (int64_t unit = first; unit < last; unit++) write_key(step, layer, qkv, unit % step->rows, unit / step->rows);
+}
+
+/* Attention of units first .. last - 1, whose new keys and values are written before, unless `write_keys` has done that. A unit is a row
+ * of one key head; those of a head are adjacent, so that rows of one prompt find its keys in the cache.
  *   qkv  [rows, (heads + 2 * kv_heads) * WIDTH]: queries, scaled; keys; values
  *   out  [rows, heads * WIDTH]
  *   scores  [longest prompt + room + LANES], memory to work in
@@ -313,13 +331,9 @@ void attend(const step_t *step, const layer_t *layer, const element *qkv, elemen
         view_t view = view_of(step, layer, row, kv_head);
         const element *numbers = qkv + row * (heads + 2 * kv_heads) * WIDTH;
         const float *rotation = step->rotations + step->positions[row] * WIDTH;
-        int64_t own = view.own_at + step->place * WIDTH;
-        float y[WIDTH];
-        turned(numbers + (heads + kv_head) * WIDTH, y, rotation, layer->key_norm, layer->key_eps);
-        for (int d = 0; d < WIDTH; d++) layer->keys[own + d] = store(y[d]);
-        memcpy(layer->values + own, numbers + (heads + kv_heads + kv_head) * WIDTH, WIDTH * sizeof(element));
+        if (!step->several) write_key(step, layer, qkv, row, kv_head);
         for (int64_t head = kv_head * repeats; head < (kv_head + 1) * repeats; head++) {
-            float query[WIDTH];
+            float query[WIDTH], y[WIDTH];
             turned(numbers + head * WIDTH, y, rotation, layer->query_norm, layer->query_eps);
             for (int d = 0; d < WIDTH; d++) query[placed(d)] = y[d];
             attend_head(layer, &view, query, scores, out + (row * heads + head) * WIDTH);
@@ -374,6 +388,7 @@ void decode(pass_t *pass, const step_t *step, const layer_t *layers, const weigh
         const weights_t *w = weights + layer;
         const int64_t inner = w->down.in;
         TIMES(qkv, pass->normed, pass->qkv);
+        if (step->several) write_keys(step, layers + layer, pass->qkv, SHARE(rows * layers[layer].kv_heads)), meet(pass);
         attend(step, layers + layer, pass->qkv, pass->seen, memory, SHARE(rows * layers[layer].kv_heads));
         meet(pass);
         TIMES(out, pass->seen, pass->change);

@@ -5,7 +5,7 @@ which oneDNN does at a twentieth of its speed for large ones. Here attention rea
 multiplies tiles of bfloat16, a step is one call, products and all; elsewhere the products are torch's, and between them are the norm, the
 rotation, writing to the cache and attention, one call each.
 
-R is the number of live rows.
+R is the number of live rows; where a row is fed several tokens, that of the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SILU = (nn.SiLU, SiLUActivation)
 
 
 class CompiledModel(FusedModel):
-    """Decoding steps through C; prompts, and several tokens of a row at once, as in ``FusedModel``."""
+    """Decoding steps through C; prompts as in ``FusedModel``."""
 
     attends_itself = True
 
@@ -73,7 +73,7 @@ class CompiledModel(FusedModel):
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: RowAttention) -> Tensor:
         """See ``FusedModel.hidden``."""
-        if type(layout) is not DecodeLayout:
+        if not isinstance(layout, DecodeLayout):
             return super().hidden(tokens, positions, layout)
         x = F.embedding(tokens, self.embedding).float()
         step = self._step(positions, layout)
@@ -117,10 +117,11 @@ class CompiledModel(FusedModel):
 
     def _decode(self, x: Tensor, step: DecodeStep, weights: DecodeWeights, layout: DecodeLayout) -> None:
         """All layers: x float32 [R, H], embeddings, becomes what the last layer gives."""
-        if "pass" not in layout.derived:
+        name = ("pass", len(x))
+        if name not in layout.derived:
             layers = [_layer(layer, layout) for layer in self.layers]
-            layout.derived["pass"] = DecodePass(self._kernels, weights, layers, step, width=self.embedding.shape[1])
-        layout.derived["pass"].run(x, step, abandon=lambda: layout.derived.pop("pass", None))
+            layout.derived[name] = DecodePass(self._kernels, weights, layers, step, width=self.embedding.shape[1])
+        layout.derived[name].run(x, step, abandon=lambda: layout.derived.pop(name, None))
 
     def _attended(self, layer: FusedLayer, qkv: Tensor, step: DecodeStep, layout: DecodeLayout) -> Tensor:
         """[R, heads * D] of queries, keys and values [R, (heads + 2 * kv_heads) * D], which are not turned yet."""
@@ -138,10 +139,12 @@ class CompiledModel(FusedModel):
     def _step(self, positions: Tensor, layout: DecodeLayout) -> DecodeStep:
         assert self.rotations is not None, "prepare() comes before hidden()"
         if "step" not in layout.derived:
-            group = torch.from_numpy(layout.group)
-            layout.derived["step"] = DecodeStep(layout.row_lens, group, longest=layout.longest)
+            rows = layout.fed_rows()
+            group = torch.from_numpy(layout.group).index_select(0, rows)
+            lengths = layout.row_lens.index_select(0, rows)
+            layout.derived["step"] = DecodeStep(lengths, group, rows, longest=layout.longest, several=layout.several)
         step: DecodeStep = layout.derived["step"]
-        step.move(positions, layout.positions(), self.rotations, place=layout.place, room=layout.room)
+        step.move(positions, layout.positions(), self.rotations, places=layout.fed_places(), room=layout.room)
         return step
 
 

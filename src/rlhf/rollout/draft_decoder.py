@@ -22,6 +22,8 @@ from rlhf.rollout.sampling_attention import DecodeLayout, MaskKind, _added, _see
 class DraftLayout(DecodeLayout):
     """A ``DecodeLayout`` of several new tokens for each live row. ``time`` counts the places in which any row has tokens."""
 
+    several = True
+
     def __init__(
         self, cache: KVCache, group: np.ndarray, prompt_lens: np.ndarray, device: torch.device, *, room: int
     ) -> None:
@@ -59,10 +61,19 @@ class DraftLayout(DecodeLayout):
         self._rows_fed = self._to_device(rows)
         self._written: dict[int, Tensor] = {}
         self._masks = {}
+        self.derived.pop("step", None)
 
     def positions(self) -> Tensor:
         """int64 [N] of the tokens being fed."""
         return self._fed_positions
+
+    def fed_rows(self) -> Tensor:
+        """int64 [N] the row of each token being fed."""
+        return self._rows_fed
+
+    def fed_places(self) -> Tensor:
+        """int64 [N] where it goes in its row's room."""
+        return self._own_places
 
     def join(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
         """See ``DecodeLayout.join``."""
@@ -144,6 +155,7 @@ class DraftLayout(DecodeLayout):
             layer.values[:, :, former:] = 0
         self.room = room
         self._views = {}
+        self.derived = {}
 
 
 class DraftingDecoder(PackedDecoder):

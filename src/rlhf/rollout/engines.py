@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rlhf.config.engines import EngineConfig
-from rlhf.rollout.types import RolloutEngine
-
-if TYPE_CHECKING:
-    from rlhf.rollout.local import SamplablePolicy
+from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 
 
 def build_engine(

@@ -125,7 +125,7 @@ class FusedModel:
     """Hidden states and logits; float32 between the products, which are in ``dtype``."""
 
     attends_itself = False
-    """Whether decoding steps of one token a row read and write the cache by themselves, not through the layout."""
+    """Whether decoding steps read and write the cache by themselves, not through the layout."""
 
     def __init__(
         self,

@@ -4,55 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rlhf.config.engines import LocalEngineConfig, PromptLookupConfig, RolloutWeights
+from rlhf.config.engines import DraftModelConfig, LocalEngineConfig, PromptLookupConfig, RolloutWeights
 from rlhf.config.policy import SamplingConfig
-from rlhf.data.pack import Branch, Group
 from rlhf.errors import ConfigError, ModelError, TrainingError
-from rlhf.models.score import ScorePath, base_model, evaluating
+from rlhf.models.score import base_model, evaluating
 from rlhf.native.compiled_mode import in_c
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.continuous_batching import Decoder, SamplingRun
 from rlhf.rollout.draft_decoder import DraftingDecoder
+from rlhf.rollout.draft_model import DraftModelDecoder, ModelDrafter, draft_model
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.fused_selection import FusedChoice
 from rlhf.rollout.int8 import int8_linears
+from rlhf.rollout.lookup import LookupDrafter
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.request_queue import Waiting
-from rlhf.rollout.requests import check_prompts, number_samples
+from rlhf.rollout.requests import check_prompts, number_samples, rows_to_check
 from rlhf.rollout.sampling import draw
-from rlhf.rollout.speculation import DraftCounts, DraftedRun
-from rlhf.rollout.types import Completion, EngineHealth, PromptLike
+from rlhf.rollout.speculation import DraftCounts, DraftedRun, Drafter
+from rlhf.rollout.types import Completion, EngineHealth, PromptLike, SamplablePolicy
 
 KEPT_BYTES = 1 << 28
 """Keys' and values' memory that stays between rollouts: fresh pages are slow, but training needs the memory too."""
-
-
-class SamplablePolicy(Protocol):
-    """What the engine needs of a policy; ``rlhf.models.policy.PolicyModel`` is one."""
-
-    model: Any
-    tokenizer: Any
-
-    @property
-    def path(self) -> ScorePath | None:
-        """How its batches are scored; None before that was found out."""
-        ...
-
-    def choose_path(self, groups: Sequence[Group]) -> object:
-        """Find out."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Hash of the weights."""
-        ...
 
 
 class LocalEngine:
@@ -72,7 +53,8 @@ class LocalEngine:
         autocast: Literal["none", "bfloat16", "float16"] = "none",
         fused: bool = True,
         weights: RolloutWeights = "same",
-        speculate: PromptLookupConfig | None = None,
+        speculate: PromptLookupConfig | DraftModelConfig | None = None,
+        draft: SamplablePolicy | None = None,
         compiled: bool = False,
     ) -> None:
         """Wrap a policy.
@@ -90,7 +72,12 @@ class LocalEngine:
                 call. The log-probabilities that come with completions are the copy's.
             speculate: How to guess tokens, several of which are then checked in one pass; None for a token at a time. Results do
                 not depend on it.
+            draft: The draft model, in place of the one that ``speculate`` names.
             compiled: Do decoding steps of a fused model in C, compiled at the first rollout; see ``rlhf.rollout.compiled``.
+
+        Raises:
+            ConfigError: A limit below 1.
+            ModelError: The draft model has another vocabulary, or can't be loaded.
         """
         limits = {"max_rows": max_rows, "max_cache_tokens": max_cache_tokens, "max_prefill_tokens": max_prefill_tokens}
         for name, limit in limits.items():
@@ -104,6 +91,7 @@ class LocalEngine:
         self.weights: RolloutWeights = weights
         self.speculate = speculate
         self._choice = FusedChoice(compiled=compiled) if fused else None
+        self._draft = draft_model(policy, speculate, draft, compiled=compiled)
         self._drafts = DraftCounts()
         self._version = 0
         self._paused = False
@@ -188,7 +176,10 @@ class LocalEngine:
         with evaluating(model), ExitStack() as stack:
             if self.policy.path is None:
                 self.policy.choose_path(rows_to_check(prompts))
+            if self._draft is not None:
+                stack.enter_context(evaluating(self._draft.model))
             fused = self._fuse(model, prompts, sampling.max_new_tokens)
+            drafter = self._drafter(prompts, len(requests), sampling)
             # Both modes cost every small operation time, and a fused model needs neither: its weights have their type, and they
             # are its own.
             # Sampling has its own setting, `compiled`; the one of training must not decide what is sampled.
@@ -197,7 +188,8 @@ class LocalEngine:
             if fused is None and self.weights == "int8":
                 stack.enter_context(int8_linears(model))
             run = self._run(
-                model, self.policy.tokenizer, self._decoder(model, fused), prompts, requests, sampling, seed, rollout_index,
+                model, self.policy.tokenizer, self._decoder(model, fused, drafter), prompts, requests, sampling, seed, rollout_index,
+                drafter=drafter,
                 waiting=self._queue(requests, prompts, sampling.max_new_tokens),
                 limits=self._limits(requests, sampling.max_new_tokens),
                 draw=fused.draw if isinstance(fused, CompiledModel) else draw,
@@ -228,16 +220,30 @@ class LocalEngine:
         ids = [prompt.ids for prompt in prompts]
         return self._choice.build(model, ids, dtype, max_new_tokens=max_new_tokens, int8=self.weights == "int8")
 
-    def _run(self, *args: Any, **how: Any) -> SamplingRun:
-        """See ``SamplingRun``."""
-        if self.speculate is None:
-            return SamplingRun(*args, **how)
-        return DraftedRun(*args, config=self.speculate, counts=self._drafts, **how)
+    def _drafter(self, prompts: Sequence[PromptLike], num_rows: int, sampling: SamplingConfig) -> Drafter | None:
+        """Who guesses tokens of this request."""
+        if isinstance(self.speculate, PromptLookupConfig):
+            return LookupDrafter([prompt.ids for prompt in prompts], ngram_tokens=self.speculate.ngram_tokens)
+        if self._draft is None:
+            return None
+        most = self.max_prefill_tokens
+        return self._draft.drafter(
+            prompts, max_new_tokens=sampling.max_new_tokens, num_rows=num_rows, max_prefill_tokens=most
+        )
 
-    def _decoder(self, model: PreTrainedModel, fused: FusedModel | None) -> Decoder:
+    def _run(self, *args: Any, drafter: Drafter | None = None, **how: Any) -> SamplingRun:
+        """See ``SamplingRun``."""
+        if drafter is None or self.speculate is None:
+            return SamplingRun(*args, **how)
+        limits = {"draft_tokens": self.speculate.draft_tokens, "max_rows": self.speculate.max_rows}
+        return DraftedRun(*args, drafter=drafter, counts=self._drafts, **limits, **how)
+
+    def _decoder(self, model: PreTrainedModel, fused: FusedModel | None, drafter: Drafter | None = None) -> Decoder:
         if self.policy.path == "packed":
-            kind = PackedDecoder if self.speculate is None else DraftingDecoder
-            return kind(model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
+            how: dict[str, Any] = {"max_prefill_tokens": self.max_prefill_tokens, "fused": fused}
+            if isinstance(drafter, ModelDrafter):
+                return DraftModelDecoder(model, self._cache, draft=drafter.decoder, **how)
+            return (PackedDecoder if drafter is None else DraftingDecoder)(model, self._cache, **how)
         if self.speculate is not None:
             raise ModelError(
                 f"engine.speculate needs a model whose attention can be replaced, so that rejected drafts can be rolled back, but "
@@ -254,12 +260,6 @@ class LocalEngine:
         if self._products == "none":
             return nullcontext()
         return torch.autocast(device.type, dtype=getattr(torch, self._products))
-
-
-def rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
-    """Rows for the path check where no batch was scored before: the longest prompts, own tokens as completions."""
-    longest = sorted(prompts, key=lambda prompt: -len(prompt.ids))[:3]
-    return [Group(list(p.ids), [Branch(list(p.ids[:8])), Branch(list(p.ids[-8:]))]) for p in longest]
 
 
 def build_local(

@@ -9,6 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from rlhf.rollout.speculation import DraftedRun
+
+
+class LookupDrafter:
+    """See ``rlhf.rollout.speculation.Drafter``; of the prompts of one request."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], *, ngram_tokens: int) -> None:
+        self._prompts, self._ngram_tokens = prompts, ngram_tokens
+        self._lookups: dict[int, GroupLookup] = {}
+        """By the place of the prompt."""
+
+    def propose(self, run: DraftedRun, most: np.ndarray) -> list[list[int]]:
+        """What followed the same tokens before."""
+        rows = zip(run.rows.tolist(), most.tolist(), strict=True)
+        return [self._lookup(run, row).guess(row, count) if count else [] for row, count in rows]
+
+    def note(self, run: DraftedRun, row: int, tokens: list[int]) -> None:
+        """They are found from now on."""
+        self._lookup(run, row).extend(row, tokens)
+
+    def _lookup(self, run: DraftedRun, row: int) -> GroupLookup:
+        place = run.requests[row][0]
+        if place not in self._lookups:
+            self._lookups[place] = GroupLookup(self._prompts[place], ngram_tokens=self._ngram_tokens)
+        return self._lookups[place]
+
 
 class GroupLookup:
     """The words of one prompt and its completions, found by the few before them; of several places the newest counts.

@@ -43,7 +43,7 @@ class PackedDecoder:
         self.backbone, self.head = split_head(model)
         self.device = next(model.parameters()).device
         self.cache = cache
-        cache.wide_rows = not (fused is not None and fused.attends_itself and self.layout_type is DecodeLayout)
+        cache.wide_rows = not (fused is not None and fused.attends_itself)
         self.max_prefill_tokens = max_prefill_tokens
         self.fused = fused
         self.first_position = 0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from rlhf.config.policy import SamplingConfig
+from rlhf.data.pack import Branch, Group
 from rlhf.errors import DataError
 from rlhf.rollout.types import PromptLike
 
@@ -45,3 +46,9 @@ def check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, samplin
                 f"Prompt {prompt.id!r} has {len(prompt.ids)} tokens and may grow by {sampling.max_new_tokens}, but the "
                 f"model was made for {limit}; shorten the prompt or lower max_new_tokens."
             )
+
+
+def rows_to_check(prompts: Sequence[PromptLike]) -> list[Group]:
+    """Rows for the path check where no batch was scored before: the longest prompts, own tokens as completions."""
+    longest = sorted(prompts, key=lambda prompt: -len(prompt.ids))[:3]
+    return [Group(list(p.ids), [Branch(list(p.ids[:8])), Branch(list(p.ids[-8:]))]) for p in longest]

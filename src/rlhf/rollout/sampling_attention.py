@@ -130,6 +130,9 @@ class _Views:
 class DecodeLayout(RowLayout):
     """One new token for each live row; reads the cache and appends to it."""
 
+    several = False
+    """Whether a row may be fed several tokens at once."""
+
     def __init__(
         self, cache: KVCache, group: np.ndarray, prompt_lens: np.ndarray, device: torch.device, *, room: int
     ) -> None:
@@ -170,6 +173,14 @@ class DecodeLayout(RowLayout):
     def place(self) -> int:
         """Of the tokens being fed, in the room for completions."""
         return self.time % self.room
+
+    def fed_rows(self) -> Tensor:
+        """int64 [R] the row of each token being fed."""
+        return torch.arange(self.num_rows, device=self.device)
+
+    def fed_places(self) -> Tensor:
+        """int64 [R] where it goes in its row's room."""
+        return torch.full((self.num_rows,), self.place, device=self.device)
 
     @property
     def filled(self) -> int:

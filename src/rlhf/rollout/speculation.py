@@ -1,24 +1,23 @@
 """Speculative sampling: several drafted tokens of a completion are checked in one pass of the model, and the right ones kept.
 
-A row's t-th token is drawn with the t-th uniform number of its own stream, whatever came before it. So a draft needs no acceptance test,
-as speculative sampling has (Leviathan et al. 2023, algorithm 1, arXiv:2211.17192): the same token is drawn at
-every drafted position, and the first that differs from the draft ends it. The samples and their log-probabilities are those of
-sampling without drafts, up to the rounding of products of another shape.
+Sources: Leviathan et al. 2023, algorithm 1, arXiv:2211.17192, and Chen et al. 2023, algorithm 2, arXiv:2302.01318, which accept a drafted
+token at random and so keep the distribution. Here a row's t-th token is drawn with the t-th uniform number of its own stream, whatever
+came before it, so a draft needs no acceptance test: the same token is drawn at every drafted position, and the first that differs from
+the draft ends it. Not only the distribution, the samples and their log-probabilities are those of sampling without drafts, up to the
+rounding of products of another shape.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf.config.engines import PromptLookupConfig
 from rlhf.rollout.continuous_batching import SamplingRun
 from rlhf.rollout.draft_decoder import DraftingDecoder
-from rlhf.rollout.lookup import GroupLookup
 from rlhf.rollout.sampling import uniforms
 
 
@@ -43,33 +42,50 @@ class DraftCounts:
         return figures | ({"rollout/draft_accept_frac": self.accepted / self.drafted} if self.drafted else {})
 
 
+class Drafter(Protocol):
+    """Guesses at what comes next."""
+
+    def propose(self, run: DraftedRun, most: np.ndarray) -> list[list[int]]:
+        """Guesses for each row of the model.
+
+        Args:
+            run: Its rows and what they hold.
+            most: int64 [R] most tokens that may be guessed for each row, 0 for those that have ended.
+        """
+        ...
+
+    def note(self, run: DraftedRun, row: int, tokens: list[int]) -> None:
+        """Completion ``row`` went on by these tokens."""
+        ...
+
+
 class DraftedRun(SamplingRun):
     """A ``SamplingRun`` that guesses."""
 
     decoder: DraftingDecoder
 
-    def __init__(self, *args: Any, config: PromptLookupConfig, counts: DraftCounts, **how: Any) -> None:
+    def __init__(
+        self, *args: Any, drafter: Drafter, draft_tokens: int, max_rows: int, counts: DraftCounts, **how: Any
+    ) -> None:
         """Prepare.
 
         Args:
             args: See ``SamplingRun``.
-            config: How to guess.
+            drafter: Guesses.
+            draft_tokens: Most tokens guessed at once.
+            max_rows: Guess only while at most so many rows are in the model.
             counts: Is added to.
             how: See ``SamplingRun``.
         """
         super().__init__(*args, **how)
-        self.config = config
+        self.drafter, self.draft_tokens, self.max_rows = drafter, draft_tokens, max_rows
         self.counts = counts
-        self._lookups: dict[int, GroupLookup] = {}
-        """By the place of the prompt."""
         self._drafts: list[list[int]] = []
         """What was fed behind the newest token of each of the first rows; those that came after that step were fed nothing."""
 
     def _step(self, tokens: Tensor) -> Tensor:
         """[N, V] logits of what follows each row's newest token, and each guess behind it."""
-        few = len(self.rows) <= self.config.max_rows
-        rows = zip(self.rows.tolist(), self.ages.tolist(), strict=True)
-        self._drafts = [self._guess(row, age) if few else [] for row, age in rows]
+        self._drafts = self._guesses()
         counts = np.array([1 + len(draft) for draft in self._drafts])
         fed = [token for newest, draft in zip(tokens.tolist(), self._drafts, strict=True) for token in (newest, *draft)]
         self.counts.forwards += 1
@@ -77,12 +93,12 @@ class DraftedRun(SamplingRun):
         self.counts.drafted += len(fed) - len(self._drafts)
         return self.decoder.step_drafted(torch.tensor(fed, device=self.device), counts, self.ages - 1)
 
-    def _guess(self, row: int, age: int) -> list[int]:
-        """None of it lies beyond the row's limit."""
-        if self.ended[row]:
-            return []
-        most = min(self.config.draft_tokens, int(self.lengths[row]) - age - 1)
-        return self._lookup(row).guess(row, most)
+    def _guesses(self) -> list[list[int]]:
+        """None of them lies beyond its row's limit."""
+        if len(self.rows) > self.max_rows:
+            return [[] for _ in self.rows]
+        most = np.minimum(self.draft_tokens, self.lengths[self.rows] - self.ages - 1)
+        return self.drafter.propose(self, np.where(self.ended[self.rows], 0, most))
 
     def _draw(self, logits: Tensor) -> Tensor:
         """int64 [R] each row's newest token; all that were drawn in the places of right guesses, and behind them, are noted."""
@@ -107,7 +123,7 @@ class DraftedRun(SamplingRun):
             self._note_ends(drawn.tokens.index_select(0, places), self.rows[at], self.ages[at] + depth + 1)
         for place in np.flatnonzero(alive).tolist():
             start = int(starts[place])
-            self._lookup(int(self.rows[place])).extend(int(self.rows[place]), tokens[start : start + int(new[place])])
+            self.drafter.note(self, int(self.rows[place]), tokens[start : start + int(new[place])])
         self.ages = self.ages + new
         self.ages_there = self._to_device(self.ages)
         return drawn.tokens.index_select(0, self._to_device(starts + new - 1))
@@ -142,14 +158,6 @@ class DraftedRun(SamplingRun):
                 seen[place + depth, draft[:depth]] = True
             place += 1 + len(draft)
         return seen
-
-    def _lookup(self, row: int) -> GroupLookup:
-        place = self.requests[row][0]
-        lookup = self._lookups.get(place)
-        if lookup is None:
-            prompt = self.prompts[place].ids
-            lookup = self._lookups[place] = GroupLookup(prompt, ngram_tokens=self.config.ngram_tokens)
-        return lookup
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -10,8 +10,8 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Text
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.expand import prompt_names
-from rlhf.rollout.local import LocalEngine, SamplablePolicy
-from rlhf.rollout.types import Completion
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.types import Completion, SamplablePolicy
 
 
 def generate_texts(
@@ -21,16 +21,19 @@ def generate_texts(
     num_samples: int = 1,
     sampling: SamplingConfig | None = None,
     seed: int = 0,
+    engine: LocalEngine | None = None,
     **settings: Any,
 ) -> list[list[Completion]]:
-    """Sample from texts; arguments and errors as of ``PolicyModel.generate``."""
+    """Sample from texts; arguments and errors as of ``PolicyModel.generate``. ``engine`` samples in place of a local one with
+    its defaults."""
     several: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
     if not several:
         return []
     chosen = SamplingConfig(**settings) if sampling is None else sampling.updated(**settings) if settings else sampling
     rows = list(GRPODataset([{"prompt": prompt} for prompt in several], policy.tokenizer))
     named = [replace(row, id=name) for row, name in zip(rows, prompt_names(several), strict=True)]
-    return LocalEngine(policy).generate(named, num_samples=num_samples, sampling=chosen, seed=seed, rollout_index=0)
+    sampler = LocalEngine(policy) if engine is None else engine
+    return sampler.generate(named, num_samples=num_samples, sampling=chosen, seed=seed, rollout_index=0)
 
 
 def _is_one(prompts: Any) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rlhf.config.policy import SamplingConfig
+
+if TYPE_CHECKING:
+    from rlhf.data.pack import Group
+    from rlhf.models.score import ScorePath
 
 FinishReason = Literal["eos", "stop", "length", "done"]
 """Its own end, a stop text, a limit of tokens or turns, or the word of the environment that it talked with."""
@@ -23,6 +27,26 @@ class PromptLike(Protocol):
     @property
     def ids(self) -> Sequence[int]:
         """Token ids, at least one."""
+        ...
+
+
+class SamplablePolicy(Protocol):
+    """What the engine needs of a policy; ``rlhf.models.policy.PolicyModel`` is one."""
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def path(self) -> ScorePath | None:
+        """How its batches are scored; None before that was found out."""
+        ...
+
+    def choose_path(self, groups: Sequence[Group]) -> object:
+        """Find out."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of the weights."""
         ...
 
 

@@ -21,10 +21,9 @@ from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.models.score import base_model
-from rlhf.rollout.local import SamplablePolicy
 from rlhf.rollout.requests import check_prompts, number_samples
 from rlhf.rollout.stopping import StopTexts, completion_texts, eos_ids
-from rlhf.rollout.types import Completion, EngineHealth, FinishReason, PromptLike
+from rlhf.rollout.types import Completion, EngineHealth, FinishReason, PromptLike, SamplablePolicy
 from rlhf.rollout.vllm_session import Session
 from rlhf.rollout.vllm_weights import Outbox
 from rlhf.seeds import derive_seed

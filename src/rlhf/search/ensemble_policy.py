@@ -21,10 +21,11 @@ from rlhf.rewards.model_reward import same_ids
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.continuous_batching import Decoder
 from rlhf.rollout.fused import FusedModel
-from rlhf.rollout.local import LocalEngine, SamplablePolicy, rows_to_check
+from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
-from rlhf.rollout.types import Completion, PromptLike
+from rlhf.rollout.requests import rows_to_check
+from rlhf.rollout.types import Completion, PromptLike, SamplablePolicy
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Choice
 from rlhf.search.strategies.votes_on_answers import elected

@@ -20,8 +20,8 @@ from rlhf.models.value import ValueModel
 from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_kl_with_ties, best_of_n_means, score_shares
 from rlhf.rewards.factory import as_scorer
 from rlhf.rewards.steps import ProcessReward
-from rlhf.rollout.local import LocalEngine, SamplablePolicy
-from rlhf.rollout.types import RolloutEngine
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Budget, SearchResult, Strategy
 from rlhf.search.critics import as_critic, check_other_than_critic

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf.config.engines import LocalEngineConfig
+from rlhf.config.engines import LocalEngineConfig, PromptLookupConfig
 from rlhf.config.model import LoRAConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group, pack
@@ -391,9 +391,18 @@ def test_soft_caps_and_sinks_are_left_to_torch(family):
     assert not can_compile(model, settings, torch.float32)
 
 
-def test_guesses_and_it_exclude_each_other():
-    with pytest.raises(ValueError, match="one of the two"):
-        LocalEngineConfig(compiled=True, speculate="prompt_lookup")
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+@pytest.mark.parametrize("units_apiece", [1, 64], ids=["two threads", "one thread"])
+def test_several_tokens_of_a_row_are_fed_at_once(family, units_apiece, word_tokenizer, monkeypatch, two_threads):
+    """Windows and norms of heads; rows of different ages, and the room grows."""
+    monkeypatch.setattr(decode_kernels, "UNITS_APIECE", units_apiece)
+    policy = PolicyModel(build_family(family), word_tokenizer)
+    cold, guesses = LONG.updated(temperature=0.3), PromptLookupConfig(ngram_tokens=1, draft_tokens=3, max_rows=100)
+    engine = LocalEngine(policy, compiled=True, speculate=guesses, max_rows=5)
+    reply, expected = (ask(each, cold, num_samples=1) for each in (engine, LocalEngine(policy, max_rows=5)))
+    assert tokens_of(reply) == tokens_of(expected)
+    assert (logprobs_of(reply) - logprobs_of(expected)).abs().max() < 2e-5
+    assert engine.figures["rollout/draft_accept_frac"] > 0.01
 
 
 def test_without_a_compiler_the_run_is_told(word_tokenizer, monkeypatch, tmp_path):

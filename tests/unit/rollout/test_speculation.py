@@ -80,7 +80,7 @@ def guess_by(expected: list[list[Completion]], monkeypatch, *, misled: bool) -> 
     """Let guesses be what was said before, or nearly."""
     monkeypatch.setattr(Oracle, "said", dict(enumerate(c.tokens for group in expected for c in group)), raising=False)
     monkeypatch.setattr(Oracle, "misled", misled)
-    monkeypatch.setattr("rlhf.rollout.speculation.GroupLookup", Oracle)
+    monkeypatch.setattr("rlhf.rollout.lookup.GroupLookup", Oracle)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,10 @@ class _Step(Structure):
 
     _fields_ = (
         ("rows", c_int64),
-        ("place", c_int64),
+        ("several", c_int64),
         ("room", c_int64),
+        ("places", c_void_p),
+        ("own", c_void_p),
         ("positions", c_void_p),
         ("before", c_void_p),
         ("row_lens", c_void_p),
@@ -107,6 +109,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "add_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
     "silu_product": (c_void_p, c_void_p, c_int64, c_int64),
     "draw": (c_void_p, c_int64, c_double, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
+    "write_keys": (POINTER(_Step), POINTER(_Layer), c_void_p, c_int64, c_int64),
     "attend": (POINTER(_Step), POINTER(_Layer), c_void_p, c_void_p, c_void_p, c_int64, c_int64),
 }
 """Types of the arguments of each function in C."""
@@ -199,6 +202,9 @@ class DecodeKernels:
         described = layer.described
         out = qkv.new_empty(len(qkv), described.heads * self.head_width)
         attend, numbers, output = self._c.attend, qkv.data_ptr(), out.data_ptr()
+        if step.several:
+            units = described.kv_heads * step.num_rows
+            self._c.write_keys(byref(step.described), byref(described), numbers, 0, units)
         in_parts(
             lambda scores, first, last: attend(
                 byref(step.described), byref(described), numbers, output, scores, first, last
@@ -211,34 +217,42 @@ class DecodeKernels:
 
 
 class DecodeStep:
-    """Where each row is. Made for an arrangement of rows, and moved from token to token."""
+    """Where each token is that is fed; R counts those. Made for an arrangement of rows, and moved from token to token."""
 
-    def __init__(self, row_lens: Tensor, group: Tensor, *, longest: int) -> None:
+    def __init__(self, row_lens: Tensor, group: Tensor, own: Tensor, *, longest: int, several: bool = False) -> None:
         """Keep what stays.
 
         Args:
-            row_lens: int64 [R] tokens of each row's prompt.
-            group: int64 [R] the prompt of each row.
+            row_lens: int64 [R] tokens of the prompt of each token's row.
+            group: int64 [R] that prompt.
+            own: int64 [R] that row of the tables.
             longest: Of the prompts, in tokens.
+            several: Whether a row may have several of the tokens.
         """
-        self.num_rows, self.longest = len(row_lens), longest
-        self.described = _Step(rows=self.num_rows, row_lens=row_lens.data_ptr(), group=group.data_ptr())
-        self._stays = (row_lens, group)  # a tensor lives as long as its address is used
+        self.num_rows, self.longest, self.several = len(row_lens), longest, several
+        self.described = _Step(
+            rows=self.num_rows,
+            several=int(several),
+            row_lens=row_lens.data_ptr(),
+            group=group.data_ptr(),
+            own=own.data_ptr(),
+        )
+        self._stays = (row_lens, group, own)  # a tensor lives as long as its address is used
 
-    def move(self, positions: Tensor, before: Tensor, rotations: Tensor, *, place: int, room: int) -> None:
+    def move(self, positions: Tensor, before: Tensor, rotations: Tensor, *, places: Tensor, room: int) -> None:
         """To the tokens that are fed next.
 
         Args:
             positions: int64 [R] of the tokens, which choose their rotations.
-            before: int64 [R] tokens that each row has in the tables, its prompt's included.
+            before: int64 [R] tokens that stand before each in its row, its prompt's included.
             rotations: complex64 [P, 1, D/2] cosine and sine of each position.
-            place: Where in the room of completions their keys and values go.
+            places: int64 [R] where in the room of completions their keys and values go.
             room: Tokens that it holds; after the last comes the first again.
         """
-        self._moves = (positions, before, rotations)
+        self._moves = (positions, before, rotations, places)
         self.num_scores = self.longest + room
         described = self.described
-        described.place, described.room = place, room
+        described.places, described.room = places.data_ptr(), room
         described.positions, described.before = positions.data_ptr(), before.data_ptr()
         described.rotations = rotations.data_ptr()
 
