@@ -25,7 +25,7 @@ from rlhf.config.metric_table import (
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.rewards import JudgeSpec, RewardSpecs, training_rewards_of
-from rlhf.config.search import SearchConfig, SearchSection, why_no_search
+from rlhf.config.search import SearchConfig, SearchSection, asks_the_same, why_no_search
 from rlhf.config.stage_inputs import FilteredPrompts, RowsInput, StageConfig, listed
 
 
@@ -332,7 +332,7 @@ class EvaluateStage(FilteredPrompts):
                 f"the metric {not_drawn[0]!r} is about completions that the policy itself draws, and a search finds other ones; leave out "
                 "the metric, or search"
             )
-        if self.judge is not None and self.judge == search.reward:
+        if self.judge is not None and search.reward is not None and asks_the_same(self.judge, search.reward):
             return (
                 "judge and search.reward are the same, so the search would be measured by what it chooses by; give another judge, or "
                 "another search.reward"

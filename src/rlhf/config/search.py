@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import BaseConfig, InputPath
 from rlhf.config.policy import SamplingConfig
+from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import FunctionRewardConfig, JudgeSpec
 from rlhf.config.search_revision import CriticSpec, FunctionCriticConfig, ModelCriticConfig
 from rlhf.config.search_strategies import AnswerConfig, StrategyConfig, StrategySpec
@@ -101,14 +102,24 @@ def judge_that_is_critic(settings: SearchSettings) -> str | None:
     critic, reward = settings.critic, settings.reward
     if reward is None:
         return None
-    inside = [reward, *(part for _, part in reward.rewards_inside())]
+    asked = _asked(reward)
     if isinstance(critic, FunctionCriticConfig):
-        functions = [each.function for each in inside if isinstance(each, FunctionRewardConfig)]
-        return critic.function if critic.function in functions else None
+        return critic.function if critic.function in asked else None
     if isinstance(critic, ModelCriticConfig):
-        sources = [source for each in inside for _, source in each.models_asked()]
-        return critic.source if critic.source in sources else None
+        return critic.source if critic.source in asked else None
     return None
+
+
+def asks_the_same(one: RewardBase, other: RewardBase) -> bool:
+    """Whether two rewards are equal, or ask a model or a function in common."""
+    return one == other or bool(_asked(one) & _asked(other))
+
+
+def _asked(reward: RewardBase) -> set[str]:
+    """Sources of models and names of functions."""
+    inside = [reward, *(part for _, part in reward.rewards_inside())]
+    functions = {each.function for each in inside if isinstance(each, FunctionRewardConfig)}
+    return functions | {source for each in inside for _, source in each.models_asked()}
 
 
 def why_no_search(search: SearchConfig, sampling: SamplingConfig, *, num_samples: int) -> str | None:

@@ -249,10 +249,11 @@ def check_other_than_critic(scorer: Scorer, critic: Critic) -> None:
     Raises:
         ConfigError: They are one function, or have the same weights; names both.
     """
-    same = judge_identities(scorer).get(critic.identity)
-    if scorer is critic or same is not None:
+    judge: object = scorer
+    same = scorer.name if judge is critic else judge_identities(scorer).get(critic.identity)
+    if same is not None:
         raise ConfigError(
-            f"The critic {critic.name} is the judge {same or scorer.name}, so it would judge what was made to please it; give another "
+            f"The critic {critic.name} is the judge {same}, so it would judge what was made to please it; give another "
             "critic, or another reward."
         )
 

@@ -9,10 +9,10 @@ import torch
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack, split_by_tokens
 from rlhf.errors import ModelError
-from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model, evaluating
 from rlhf.models.value import ValueModel
 from rlhf.rewards.types import CompletionLike, ScoreResult
+from rlhf.rollout.local import SamplablePolicy
 
 MAX_TOKENS = 16_384
 """Distinct tokens in one forward pass; memory only."""
@@ -31,15 +31,14 @@ class ValueScores:
 
     name = "value"
 
-    def __init__(self, model: ValueModel, policy: PolicyModel) -> None:
+    def __init__(self, model: ValueModel, policy: SamplablePolicy) -> None:
         if model.is_shared:
             raise ModelError(
                 "This value model is only a head on the hidden states of the policy that it was trained with; train one with a backbone "
                 "of its own (value_model: separate)."
             )
-        sizes = [
-            int(base_model(network).config.get_text_config().vocab_size) for network in (policy.model, model.model)
-        ]
+        networks = (policy.model, model.networks[0])
+        sizes = [int(base_model(network).config.get_text_config().vocab_size) for network in networks]
         if sizes[0] != sizes[1]:
             raise ModelError(
                 f"The value model reads {sizes[1]:,} different tokens and the policy writes {sizes[0]:,}; a value model has no tokenizer "

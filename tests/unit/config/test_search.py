@@ -127,6 +127,7 @@ BEST = {"strategy": {"kind": "best_of_n"}, "reward": {"kind": "learned", "source
         ({"search": {**BEST, "budget": {"seconds": 3}}}, "seconds"),
         ({"search": BEST, "metrics": ["kl_divergence"], "baseline": "b"}, "kl_divergence"),
         ({"search": {**BEST, "reward": "rules"}}, "judge"),
+        ({"search": BEST, "judge": {"kind": "learned", "source": "rm", "name": "another"}}, "judge"),
     ],
 )
 def test_an_evaluation_that_can_not_be_searched_is_refused_by_key(settings, named):
