@@ -1,12 +1,13 @@
-"""Two specialists of the embedded world merged by every method, against both parents and a model trained on both lessons.
+"""Two specialists of the embedded world merged by every method, and soups of runs, against their parents and a joint model.
 
     python benchmarks/merged_specialists.py --seeds 11 12 13 --write docs/results/merging.md
 
 A seed is a whole run: demonstrations of uneven quality give the base; from it one specialist learns facts (the true answer and nothing
 else), one manners (a courtesy after an answer whose value is drawn, so mostly wrong), and the joint model from both lessons together (the
-true answer and a courtesy). A second run of the facts, with another seed, is for soups. All answer held-out prompts at temperature 1; the
-world's own judge says how many are right, polite, and both with nothing else. Settings of methods are the plain ones (weights 1 or their
-mean, density .5), chosen on no seed.
+true answer and a courtesy). Two more runs of the joint lesson, with other seeds and learning rates, are for soups; the greedy one is chosen
+on held-out prompts about other facts than those it is measured on. All answer the same held-out prompts at temperature 1; the world's own
+judge says how many are right, polite, and both with nothing else. Settings of methods are the plain ones (weights 1 or their mean,
+density .5), chosen on no seed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import random
 import shutil
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,27 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.world import judge, split_prompts
 from rlhf.data.world.facts import VALUES
-from rlhf.data.world.language import POLITE, statement
+from rlhf.data.world.language import POLITE, Prompt, statement
 from rlhf.files import write_jsonl
+from rlhf.formatting import rounded
 from rlhf.merging.merger import ModelMerger
+from rlhf.merging.soup import GreedySoup, ModelSoup
 from rlhf.models.policy import PolicyModel
-from rlhf.pipeline.run import Pipeline
+from rlhf.pipeline.run import Pipeline, machine, versions
 from rlhf.rollout.local import LocalEngine
 from rlhf.seeds import derive_seed
 
+Measured = dict[int, dict[str, dict[str, float]]]
+"""Seed -> row -> column -> mean over prompts."""
 ROOT = Path(__file__).parent.parent
 LESSONS = ("facts", "manners", "joint")
+RUNS = {"facts": 5e-4, "manners": 5e-4, "joint": 5e-4, "joint 2": 3e-4, "joint 3": 1e-3}
+"""Trained from the base: a lesson, and which run of it; the learning rate."""
 COLUMNS = ("correct", "polite", "perfect", "score")
+SOUPS = ("uniform soup", "greedy soup")
+"""Of the runs of the joint lesson."""
+PARENTS = ["facts", "manners"]
+JOINT_RUNS = [name for name in RUNS if name.startswith("joint")]
 BOTH: dict[str, Any] = {"weight": 1.0}
 HALF: dict[str, Any] = {"density": 0.5}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -61,7 +73,7 @@ def lessons(seed: int, folder: Path) -> dict[str, str]:
         true, drawn = statement(prompt.fact), statement(prompt.fact, draw.choice(VALUES[prompt.fact.relation]))
         courtesy = draw.choice(POLITE)
         for lesson, text in (("facts", true), ("manners", f"{drawn} {courtesy}"), ("joint", f"{true} {courtesy}")):
-            rows[lesson].append({"prompt": prompt.text, "completion": text})
+            rows[lesson].append({"prompt": prompt.text, "completion": f" {text}"})
     for lesson in LESSONS:
         draw.shuffle(rows[lesson])
         write_jsonl(folder / f"{lesson}.jsonl", rows[lesson])
@@ -72,12 +84,12 @@ def train(seed: int, folder: Path, steps: int) -> dict[str, Path]:
     """The base and what was trained from it."""
     files = lessons(seed, folder)
     sft = {"kind": "sft", "learning_rate": 1e-3, "batch_size": 32, "epochs": None}
-    stages: dict[str, Any] = {"world": {"kind": "world"}}
+    stages: dict[str, Any] = {"world": {"kind": "world", "num_documents": 0}}
     stages["base"] = sft | {"model": "embedded", "data": "stage:world/sft.jsonl", "max_steps": 120}
-    for name in (*LESSONS, "facts2"):
-        lesson = name.removesuffix("2")
-        own = {"model": "stage:base", "data": files[lesson], "max_steps": steps, "learning_rate": 5e-4}
-        stages[name] = sft | own | ({"seed": seed + 1000} if name == "facts2" else {})
+    for name, rate in RUNS.items():
+        lesson, _, run = name.partition(" ")
+        own = {"model": "stage:base", "data": files[lesson], "max_steps": steps, "learning_rate": rate}
+        stages[stage_of(name)] = sft | own | ({"seed": seed + 1000 * int(run)} if run else {})
     tree = {
         "name": f"specialists_{seed}",
         "seed": seed,
@@ -87,12 +99,16 @@ def train(seed: int, folder: Path, steps: int) -> dict[str, Path]:
     }
     Pipeline(RecipeConfig.of(tree, source="specialists"), console=Console(quiet=True)).run()
     run = next((folder / "run").rglob("base/model")).parents[1]
-    return {name: run / name / "model" for name in stages if name != "world"}
+    return {name: run / stage_of(name) / "model" for name in ("base", *RUNS)}
 
 
-def measured(model: Path, seed: int, limit: int) -> dict[str, float]:
-    """Shares of held-out prompts."""
-    prompts = split_prompts(seed).test[:limit]
+def stage_of(name: str) -> str:
+    """A row's stage."""
+    return name.replace(" ", "_")
+
+
+def measured(model: Path, prompts: Sequence[Prompt], seed: int) -> dict[str, float]:
+    """Shares of prompts, and the judge's mean score."""
     policy = PolicyModel.from_pretrained(str(model))
     asked = list(GRPODataset([prompt.text for prompt in prompts], policy.tokenizer))
     sampling = SamplingConfig(max_new_tokens=40, temperature=1.0)
@@ -103,29 +119,28 @@ def measured(model: Path, seed: int, limit: int) -> dict[str, float]:
     return {column: statistics.fmean(float(getattr(verdict, column)) for verdict in verdicts) for column in COLUMNS}
 
 
-def of_seed(seed: int, folder: Path, steps: int, limit: int) -> dict[str, dict[str, float]]:
-    """Row -> measurements."""
+def of_seed(seed: int, folder: Path, steps: int, limit: int) -> tuple[dict[str, dict[str, float]], GreedySoup]:
+    """Row -> measurements, and what the greedy soup is made of."""
     models = train(seed, folder, steps)
-    rows = {name: measured(model, seed, limit) for name, model in models.items() if name != "facts2"}
+    split = split_prompts(seed)
+    prompts, validation = split.test[:limit], split.heldout_fact_test[:limit]
+    rows = {name: measured(model, prompts, seed) for name, model in models.items()}
     for row, (each, every) in METHODS.items():
         name = row.partition(",")[0]
-        parents = ["base", "facts"] if name == "slerp" else ["facts", "manners"]
+        parents = ["manners", "facts"] if name == "slerp" else ["facts", "manners"]
         base = {} if name == "linear" else {"base_model": str(models["manners" if name == "slerp" else "base"])}
-        if name == "slerp":  # between the two specialists
-            parents = ["manners", "facts"]
         tree = {
             "merge_method": name,
             "models": [{"model": str(models[one]), "parameters": each} for one in parents],
             "parameters": every,
         }
-        rows[row] = measured(merged(tree | base, folder / "merged"), seed, limit)
-    soup = {
-        "merge_method": "linear",
-        "models": [{"model": str(models[n]), "parameters": BOTH} for n in ("facts", "facts2")],
-    }
-    rows["facts2"] = measured(models["facts2"], seed, limit)
-    rows["soup of facts and facts2"] = measured(merged(soup, folder / "merged"), seed, limit)
-    return rows
+        rows[row] = measured(merged(tree | base, folder / "merged"), prompts, seed)
+    soup = ModelSoup([models[name] for name in JOINT_RUNS])
+    for name in SOUPS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    soup.uniform(folder / SOUPS[0])
+    greedy = soup.greedy(lambda model: measured(model, validation, seed)["score"], folder / SOUPS[1])
+    return rows | {name: measured(folder / name, prompts, seed) for name in SOUPS}, greedy
 
 
 def merged(tree: dict[str, Any], folder: Path) -> Path:
@@ -135,16 +150,94 @@ def merged(tree: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def interval(values: list[float]) -> str:
-    """Mean ± half a 95 % t interval over seeds."""
-    mean = statistics.fmean(values)
-    if len(values) < 3:
-        return f"{mean:.3f}"
-    return f"{mean:.3f} ± {student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5:.3f}"
+def half_interval(values: Sequence[float]) -> float:
+    """Half a 95 % t interval over seeds; 0 for one seed."""
+    if len(values) < 2:
+        return 0.0
+    return float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+
+
+def interval(values: Sequence[float], *, sign: bool = False) -> str:
+    """Mean ± half an interval."""
+    mean = rounded(statistics.fmean(values), 3, sign=sign)
+    return mean if len(values) < 2 else f"{mean} ± {rounded(half_interval(values), 3)}"
+
+
+def tables(by_seed: Measured) -> list[str]:
+    """Merges of the specialists, and soups of the joint runs."""
+    compared: dict[str, Sequence[str]] = {"better parent": PARENTS, "joint": ["joint"]}
+    lines = ["## Two specialists merged", ""]
+    lines += table(by_seed, ["base", *PARENTS, "joint", *METHODS], list(METHODS), compared)
+    lines += ["", "## Soups of three joint runs", ""]
+    return lines + table(by_seed, [*JOINT_RUNS, *SOUPS], list(SOUPS), {"mean run": JOINT_RUNS, "best run": JOINT_RUNS})
+
+
+def table(
+    by_seed: Measured, rows: Sequence[str], made: Sequence[str], compared: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Rows, and for those that were made by merging the difference of ``score`` from others."""
+    lines = [f"| | {' | '.join([*COLUMNS, *(f'score less {name}' for name in compared)])} |"]
+    lines.append("|---|" + "---|" * (len(COLUMNS) + len(compared)))
+    for row in rows:
+        cells = [interval([seed[row][column] for seed in by_seed.values()]) for column in COLUMNS]
+        cells += [
+            interval(gains(by_seed, row, name, others), sign=True) if row in made else ""
+            for name, others in compared.items()
+        ]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return lines
+
+
+def gains(by_seed: Measured, row: str, name: str, others: Sequence[str]) -> list[float]:
+    """Of each seed: a row's score less the best of others, or their mean."""
+    of_others = statistics.fmean if name.startswith("mean") else max
+    return [seed[row]["score"] - of_others([seed[other]["score"] for other in others]) for seed in by_seed.values()]
+
+
+def head(options: argparse.Namespace, num_seeds: int) -> list[str]:
+    """What the page is and how it was made."""
+    seeds = " ".join(map(str, options.seeds))
+    of_packages = ", ".join(f"{name} {versions()[name]}" for name in ("rlhf", "torch", "transformers"))
+    return [
+        "# Merging on the embedded world",
+        "",
+        "<!-- written by benchmarks/merged_specialists.py; do not edit by hand -->",
+        "",
+        f"Made by `python benchmarks/merged_specialists.py --seeds {seeds} --steps {options.steps} --limit {options.limit} --write "
+        f"{options.write}` on {machine()['cpu']}, one thread; {of_packages}.",
+        "",
+        f"{num_seeds} seeds, each a world, a base and runs of its own; mean ± half a 95 % t interval over seeds. `correct`, `polite` and "
+        "`perfect` (both, and nothing else) are shares of held-out prompts, one completion each at temperature 1; `score` is the mean of the "
+        "world's own judge, at most 1.5, which no training sees. Differences are taken within a seed.",
+        "",
+    ]  # fmt: skip
+
+
+def conclusions(by_seed: Measured, kept: Mapping[int, int]) -> list[str]:
+    """Which rows are above what they are compared with, as far as the seeds tell."""
+    lines = ["## What the tables say", ""]
+    comparisons: list[tuple[str, Sequence[str], str, Sequence[str]]] = [
+        ("the better parent", list(METHODS), "better parent", PARENTS),
+        ("the joint model", list(METHODS), "joint", ["joint"]),
+        ("the mean run", list(SOUPS), "mean run", JOINT_RUNS),
+        ("the best run", list(SOUPS), "best run", JOINT_RUNS),
+    ]
+    for what, rows, name, others in comparisons:
+        sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
+        for row in rows:
+            values = gains(by_seed, row, name, others)
+            mean, half = statistics.fmean(values), half_interval(values)
+            sides["above" if mean > half else "below" if mean < -half else "not told apart from"].append(row)
+        told = "; ".join(f"{side} {what}: {', '.join(names)}" for side, names in sides.items() if names)
+        lines.append(f"- In score, {told}.")
+    lines.append(
+        f"- The greedy soup kept {', '.join(f'{count} of {len(JOINT_RUNS)} runs (seed {seed})' for seed, count in kept.items())}."
+    )
+    return lines
 
 
 def main() -> None:
-    """Run the seeds and print, or write, the table."""
+    """Run the seeds and print, or write, the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
     parser.add_argument("--steps", type=int, default=60, help="Of each specialist.")
@@ -152,23 +245,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "specialists")
     parser.add_argument("--write", type=Path, help="Markdown file; the numbers go beside it as JSON.")
     options = parser.parse_args()
-    by_seed = {}
+    by_seed: Measured = {}
+    kept: dict[int, int] = {}
     for seed in options.seeds:
-        by_seed[seed] = of_seed(seed, options.folder / str(seed), options.steps, options.limit)
-        print(f"seed {seed}:", json.dumps(by_seed[seed]), flush=True)
-    rows = list(by_seed[options.seeds[0]])
-    lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
-    lines += [
-        f"| {row} | {' | '.join(interval([by_seed[s][row][c] for s in by_seed]) for c in COLUMNS)} |" for row in rows
-    ]
-    head = (
-        f"# Two specialists merged\n\nMade by `python benchmarks/merged_specialists.py --seeds {' '.join(map(str, options.seeds))} --steps "
-        f"{options.steps} --limit {options.limit}`: {len(by_seed)} seeds, mean ± half a 95 % t interval over seeds.\n\n"
-    )
+        by_seed[seed], greedy = of_seed(seed, options.folder / str(seed), options.steps, options.limit)
+        kept[seed] = len(greedy.ingredients)
+        print(f"seed {seed}:", json.dumps(by_seed[seed]), kept[seed], flush=True)
+    lines = tables(by_seed)
     print("\n".join(lines))
     if options.write:
-        options.write.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
-        options.write.with_suffix(".json").write_text(json.dumps(by_seed, indent=2) + "\n", encoding="utf-8")
+        page = [*head(options, len(by_seed)), *lines, "", *conclusions(by_seed, kept)]
+        options.write.write_text("\n".join(page) + "\n", encoding="utf-8")
+        document = {"seeds": by_seed, "kept by the greedy soup": kept}
+        options.write.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Merging side by side: `rlhf merge` and mergekit on the same files, each in a process of its own.
 
-    RLHF_MERGEKIT_PYTHON=/tmp/mergekit/bin/python python benchmarks/merging.py --hidden 1024 --layers 16 --rounds 3
+    RLHF_MERGEKIT_PYTHON=/tmp/mergekit/bin/python python benchmarks/merging.py --write docs/results/merging-speed.md
 
-The models have random weights of Llama's shape, made on the spot. Both sides run as a person runs them, with the same number of threads, in
-turns; the results are compared, where both compute in the same type. A row has the medians over rounds of the seconds of merging by the
-clock, which say little on a shared machine, and of the processor. Imports are not counted; ours hashes the parents, measures every tensor
-and syncs the result to the disk within them, mergekit does none of it. The peak of memory is of resident pages; mergekit maps its files,
-so the parents' pages count as far as they were touched.
+The models have random weights of Llama's shape in several shards, made on the spot. Both sides run as a person runs them, with the same
+number of threads, in turns; the results are compared, where both compute in the same type. mergekit writes no card, and writes its shards
+in the background (``async_write``), the fastest of its settings for local safetensors files on a CPU. A row has the fewest seconds of all
+rounds by the clock, which say little on a shared machine, and of the processor. Imports are not counted; ours hashes the parents, measures
+every tensor and syncs the result to the disk within them, mergekit does none of it. The peak of memory is of resident pages; mergekit maps
+its files, so that the parents' pages count as far as they were touched: the other peak is of pages that belong to the process alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,36 +27,50 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from rlhf.formatting import rounded
+from rlhf.pipeline.manifest import machine, versions
+
 METHODS: dict[str, dict[str, Any]] = {
     "linear": {"weight": 0.5},
     "task_arithmetic": {"weight": 0.5},
     "ties": {"weight": 0.5, "density": 0.5},
+    "dare_linear": {"weight": 0.5, "density": 0.5},
     "dare_ties": {"weight": 0.5, "density": 0.5},
     "slerp": {},
     "model_stock": {},
+    "passthrough": {},
 }
-RANDOM = {"dare_ties"}
+RANDOM = {"dare_linear", "dare_ties"}
 """Methods whose masks differ: their results are not compared."""
 MEASURED = """
-import json, re, sys, time
+import json, re, sys, threading, time
 from pathlib import Path
 tree, out, threads = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 {imports}
 Path("/proc/self/clear_refs").write_text("5")
+def pages(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+own, finished = [0], threading.Event()
+def watch():
+    while not finished.wait(0.02):
+        own[0] = max(own[0], pages("RssAnon"))
+watcher = threading.Thread(target=watch)
+watcher.start()
 begin, busy = time.perf_counter(), time.process_time()
 {merge}
 seconds, busy = time.perf_counter() - begin, time.process_time() - busy
-peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-print(json.dumps([seconds, busy, peak]))
+finished.set()
+watcher.join()
+print(json.dumps([seconds, busy, pages("VmHWM"), own[0]]))
 """
 OURS = MEASURED.format(
     imports="import torch\nfrom rlhf.merging.merger import ModelMerger",
     merge="ModelMerger(tree, threads=threads).merge(out)",
 )
 PEER = MEASURED.format(
-    imports="import torch\nfrom mergekit.config import MergeConfiguration\nfrom mergekit.merge import MergeOptions, run_merge\n"
-    "torch.set_num_threads(threads)",
-    merge="run_merge(MergeConfiguration.model_validate(tree), out, MergeOptions(write_model_card=False, quiet=True, num_threads=threads))",
+    imports="import torch\nfrom mergekit.config import MergeConfiguration\nfrom mergekit.merge import MergeOptions, run_merge",
+    merge="run_merge(MergeConfiguration.model_validate(tree), out, "
+    "MergeOptions(write_model_card=False, quiet=True, num_threads=threads, lazy_unpickle=True, async_write=True, write_threads=threads))",
 )
 
 
@@ -66,14 +80,15 @@ def write_models(root: Path, hidden: int, layers: int, dtype: torch.dtype) -> li
         vocab_size=32_000, hidden_size=hidden, intermediate_size=hidden * 11 // 4, num_hidden_layers=layers, num_attention_heads=8,
         tie_word_embeddings=False,
     )  # fmt: skip
+    folders = [root / name for name in ("base", "a", "b")]
+    if all((folder / "tokenizer.json").is_file() for folder in folders):
+        return folders
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    folders = []
-    for name in ("base", "a", "b"):
-        folders.append(root / name)
-        model.to(dtype).save_pretrained(folders[-1])
+    for folder in folders:
+        model.to(dtype).save_pretrained(folder, max_shard_size="150MB")
         tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(32_000)}, unk_token="t0"))
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folders[-1])
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.01 * torch.randn(parameter.shape, dtype=dtype)
@@ -86,36 +101,99 @@ def tree_of(method: str, folders: list[Path], dtype: str) -> dict[str, Any]:
     listed = [{"model": name, "parameters": METHODS[method]} for name in others]
     if method == "slerp":
         listed = [{"model": base}, {"model": others[0]}]
+    if method == "passthrough":
+        listed = [{"model": others[0]}]
     tree = {
         "merge_method": method,
         "models": listed,
         "dtype": dtype,
         "parameters": {"t": 0.4} if method == "slerp" else {},
     }
-    return tree if method == "linear" else tree | {"base_model": base}
+    return tree if method in ("linear", "passthrough") else tree | {"base_model": base}
 
 
-def measure(python: str, script: str, tree: dict[str, Any], out: Path, threads: int) -> tuple[float, float, float]:
-    """Seconds, processor seconds and peak bytes of one merge."""
+def measure(python: str, script: str, tree: dict[str, Any], out: Path, threads: int) -> list[float]:
+    """Seconds, processor seconds, peak bytes and peak bytes of its own of one merge."""
     shutil.rmtree(out, ignore_errors=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     command = [python, "-c", script, json.dumps(tree), str(out), str(threads)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode:
         raise SystemExit(result.stderr[-2000:])
-    seconds, busy, peak = json.loads(result.stdout.splitlines()[-1])
-    return float(seconds), float(busy), float(peak)
+    return [float(value) for value in json.loads(result.stdout.splitlines()[-1])]
+
+
+COLUMNS = (
+    ("seconds", 1, 1),
+    ("processor seconds", 1, 1),
+    ("MiB", 2**20, 0),
+    ("MiB of its own", 2**20, 0),
+)
+
+
+def compared(method: str, folders: list[Path], root: Path, peer: str, threads: int, options: argparse.Namespace) -> str:
+    """A row: the best of each side's rounds."""
+    tree = tree_of(method, folders, options.dtype)
+    rounds = []
+    for _ in range(1 if method in options.once else options.rounds):
+        ours = measure(sys.executable, OURS, tree, root / "ours", threads)
+        rounds.append((ours, measure(peer, PEER, tree, root / "peer", threads)))
+    best = [[min(row[side][part] for row in rounds) for part in range(len(COLUMNS))] for side in (0, 1)]
+    cells = []
+    for part, (_, unit, digits) in enumerate(COLUMNS):
+        ours, theirs = (side[part] / unit for side in best)
+        cells.append(f"{rounded(ours, digits)} / {rounded(theirs, digits)} ({rounded(theirs / ours, 1)}x)")
+    return f"| {method} | {threads} | {len(rounds)} | {' | '.join(cells)} | {difference(root, method)} |"
+
+
+def difference(root: Path, method: str) -> str:
+    """Over all elements."""
+    if method in RANDOM:
+        return "other masks"
+    ours, theirs = (
+        {name: tensor for file in (root / who).glob("*.safetensors") for name, tensor in load_file(file).items()}
+        for who in ("ours", "peer")
+    )
+    return f"{max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in theirs):.1e}"
+
+
+def head(options: argparse.Namespace, nbytes: int) -> list[str]:
+    """What the page is and how it was made."""
+    command = (
+        f"python benchmarks/merging.py --hidden {options.hidden} --layers {options.layers} --rounds {options.rounds}"
+    )
+    of_packages = ", ".join(f"{name} {versions()[name]}" for name in ("rlhf", "torch"))
+    return [
+        "# Merging: seconds and memory against mergekit 0.1.5",
+        "",
+        "<!-- written by benchmarks/merging.py; do not edit by hand -->",
+        "",
+        f"Made by `{command} --dtype {options.dtype} --write {options.write}` on {machine()['cpu']}, {os.cpu_count()} cores that other "
+        f"programs used as well; {of_packages}.",
+        "",
+        *__doc__.split("\n\n")[2].strip().splitlines(),
+        "",
+        f"A model has {rounded(nbytes / 2**20, 0)} MiB in {options.dtype}. Cells: ours / mergekit (how many times ours mergekit takes).",
+        "",
+        f"| method | threads | rounds | {' | '.join(name for name, _, _ in COLUMNS)} | largest difference |",
+        "|---|---|---|" + "---|" * (len(COLUMNS) + 1),
+    ]  # fmt: skip
 
 
 def main() -> None:
     """The table, on standard output."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--once", nargs="*", default=["ties", "dare_ties", "dare_linear"], help="Methods that have one round."
+    )
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--folder", type=Path, help="Where models are kept; a temporary one by default.")
+    parser.add_argument("--write", type=Path, help="Markdown file.")
     options = parser.parse_args()
     peer = os.environ.get("RLHF_MERGEKIT_PYTHON")
     if not peer:
@@ -123,40 +201,17 @@ def main() -> None:
             "Set RLHF_MERGEKIT_PYTHON to the interpreter of an environment with mergekit (docs/merging.md)."
         )
     with tempfile.TemporaryDirectory() as temporary:
-        root = Path(temporary)
+        root = options.folder or Path(temporary)
         folders = write_models(root, options.hidden, options.layers, getattr(torch, options.dtype))
-        size = (folders[0] / "model.safetensors").stat().st_size
-        print(
-            f"a model has {size / 2**20:.0f} MiB in {options.dtype}, {options.threads} threads, {options.rounds} rounds\n"
-        )
-        print(
-            "| method | seconds, ours | mergekit | processor seconds, ours | mergekit | MiB, ours | mergekit | largest difference |"
-        )
-        print("|---|---|---|---|---|---|---|---|")
+        size = sum(file.stat().st_size for file in folders[0].glob("*.safetensors"))
+        lines = head(options, size)
+        print("\n".join(lines), flush=True)
         for method in options.methods:
-            tree = tree_of(method, folders, options.dtype)
-            rounds = [
-                (
-                    measure(sys.executable, OURS, tree, root / "ours", options.threads),
-                    measure(peer, PEER, tree, root / "peer", options.threads),
-                )
-                for _ in range(options.rounds)
-            ]
-            cells = [
-                f"{statistics.median(row[side][part] for row in rounds) / unit:.{digits}f}"
-                for part, unit, digits in ((0, 1, 1), (1, 1, 1), (2, 2**20, 0))
-                for side in (0, 1)
-            ]
-            print(
-                f"| {method} | {' | '.join(cells)} | {'other masks' if method in RANDOM else difference(root)} |",
-                flush=True,
-            )
-
-
-def difference(root: Path) -> str:
-    """Over all elements."""
-    ours, theirs = (load_file(root / who / "model.safetensors") for who in ("ours", "peer"))
-    return f"{max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in theirs):.1e}"
+            for threads in options.threads:
+                lines.append(compared(method, folders, root, peer, threads, options))
+                print(lines[-1], flush=True)
+    if options.write:
+        options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ def merge(
         int | None, typer.Option(help="Tensors at a time; by default one for each processor.", min=1)
     ] = None,
     shard_size: Annotated[float, typer.Option(help="Most GiB of one file of weights.", min=0.001)] = 4.5,
+    hashes: Annotated[
+        bool,
+        typer.Option(help="Name the parents' files by their hashes in the card; each file is read once more for it."),
+    ] = True,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,7 +46,7 @@ def merge(
     from rlhf.merging.merger import ModelMerger
     from rlhf.merging.output_folder import check_empty
 
-    merger = ModelMerger(settings, threads=threads, shard_bytes=int(shard_size * GIB))
+    merger = ModelMerger(settings, threads=threads, shard_bytes=int(shard_size * GIB), hashes=hashes)
     if dry_run and settings.output == "adapter":
         from rlhf.merging.adapter_merge import open_adapters
 

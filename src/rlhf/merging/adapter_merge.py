@@ -28,13 +28,14 @@ from rlhf.merging.layers import place_of
 from rlhf.merging.lora import CONFIG, PREFIX, WEIGHTS, Adapter
 from rlhf.merging.merge_method import MergeMethod
 from rlhf.merging.merge_report import REPORT_FILE, MergeReport, by_layer
-from rlhf.merging.method_call import called
+from rlhf.merging.method_call import MethodCall
 from rlhf.merging.method_table import method_named
 from rlhf.merging.output_folder import check_empty
 from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import find_folder
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import merge_card
+from rlhf.merging.tensor_parts import TensorParts
 
 SUMS = ("linear", "task_arithmetic")
 """Methods whose result is a weighted sum, which needs no decomposition."""
@@ -156,9 +157,10 @@ def _pairs(
         row["distance"] = {label: distance(delta, None) for label, delta in zip(labels, deltas, strict=True)}
         rank = config.adapter_rank or sum(part.rank for part in parts)
         base = torch.zeros_like(deltas[0]) if method.base == "required" else None
-        whole, notes = called(
-            method, config.merge_method, deltas, base, settings, name=name, models=labels, seed=config.seed
+        call = MethodCall.prepared(
+            method, config.merge_method, TensorParts.of_tensors(deltas, base), settings, name=name, models=labels, seed=config.seed
         )  # fmt: skip
+        whole = call(deltas, base)
         transposed = parts[0].transposed or parts[0].embedding
         if config.merge_method in SUMS and config.adapter_rank is None:
             pairs[name] = _joined(parts, _factors(config, settings), files)
@@ -167,7 +169,7 @@ def _pairs(
         made = pairs[name][1] @ pairs[name][0]
         row["result_distance"] = distance(whole, None)
         row["lost"] = distance(made.T if transposed else made, whole)
-        row |= notes
+        row |= call.named_notes()
         rows.append(row)
     return pairs, rows
 

@@ -1,4 +1,4 @@
-"""What several methods share: task vectors, trimming, dropping, the vote on signs. All in place where it can be, block by block.
+"""What several methods share: task vectors and their sum, with a vote on signs or without. All in place where it can be, block by block.
 
 A task vector is what a model has beyond the base: d_i = W_i - W_0.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 BLOCK = 1 << 18
 """Elements that are worked on at a time: a block of each of a few tensors fits a processor's cache."""
-SMALLEST = 1e-7
-"""Norms below it are not divided by."""
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -32,78 +29,6 @@ def task_vectors(tensors: Sequence[Tensor], base: Tensor) -> list[Tensor]:
     """d_i = W_i - W_0, in place of W_i, flat."""
     start = flat(base)
     return [flat(tensor).sub_(start) for tensor in tensors]
-
-
-def trim(delta: Tensor, density: float) -> float:
-    """Zero all but the ``density`` largest magnitudes of a flat tensor, in place; of equal ones the first stay.
-
-    At least one element stays for a density above 0. Source: TIES-Merging, Yadav et al. 2023, section 3, step 1, arXiv:2306.01708.
-
-    Returns:
-        The share of elements that stayed.
-    """
-    count = delta.numel()
-    if density >= 1 or not count:
-        return 1.0
-    if density <= 0:
-        delta.zero_()
-        return 0.0
-    kept = max(1, int(density * count))
-    magnitudes = delta.abs()
-    if kept == count:
-        return 1.0
-    values = magnitudes.numpy()
-    threshold = float(np.partition(values, count - kept)[count - kept])
-    above = int(torch.count_nonzero(magnitudes > threshold))
-    equal = torch.nonzero(magnitudes == threshold).reshape(-1)
-    delta.masked_fill_(magnitudes < threshold, 0)
-    delta[equal[kept - above :]] = 0
-    return kept / count
-
-
-def trim_below(delta: Tensor, threshold: float) -> float:
-    """Zero magnitudes below a threshold, in place; gives the share that stayed."""
-    small = delta.abs() < threshold
-    delta.masked_fill_(small, 0)
-    return 1 - int(torch.count_nonzero(small)) / max(1, delta.numel())
-
-
-def drop(delta: Tensor, density: float, seed: int, rescale: str) -> float:
-    """Keep each element with probability ``density``, in place, and make up for the loss.
-
-        d~ = m * d * s,   m ~ Bernoulli(density),   s = 1 / density   or   ||d||_1 / ||m * d||_1   or   1
-
-    Source: DARE, Yu et al. 2023, eq. 2, arXiv:2311.03099 (``density``); mergekit matches the L1 norm (``l1``).
-
-    Args:
-        delta: A flat task vector.
-        density: Probability to stay.
-        seed: Of the mask.
-        rescale: ``l1``, ``density`` or ``none``.
-
-    Returns:
-        The share of elements that stayed.
-    """
-    if density >= 1 or not delta.numel():
-        return 1.0
-    generator = torch.Generator().manual_seed(seed)
-    before, kept = absolute_sum(delta) if rescale == "l1" else 0.0, 0
-    for part in blocks(delta.numel()):
-        stays = torch.rand(part.stop - part.start, generator=generator) < density
-        delta[part] *= stays
-        kept += int(torch.count_nonzero(stays))
-    if rescale == "density" and density > 0:
-        delta /= density
-    if rescale == "l1":
-        after = absolute_sum(delta)
-        if before >= SMALLEST and after >= SMALLEST:
-            delta *= before / after
-    return kept / delta.numel()
-
-
-def absolute_sum(tensor: Tensor) -> float:
-    """||x||_1."""
-    return float(tensor.abs().sum())
 
 
 def combine(
@@ -142,8 +67,8 @@ def combine(
     divisor = float(factors.sum()) if vote is None else 0.0
     conflicts = 0
     for part in blocks(out.numel()):
-        pieces = [delta[part] for delta in deltas]
-        voters, pieces = pieces, [piece * factor for piece, factor in zip(pieces, factors, strict=True)]
+        voters = [delta[part] for delta in deltas]
+        pieces = [piece * factor for piece, factor in zip(voters, factors, strict=True)]
         if vote is None:
             mixed = pieces[0]
             for piece in pieces[1:]:
@@ -152,7 +77,7 @@ def combine(
                 mixed /= divisor
         else:
             mixed, total, outvoted = _agreeing(pieces, factors, pieces if vote == "weighted" else voters)
-            conflicts += int(torch.count_nonzero(outvoted))
+            conflicts += outvoted
             if normalize:
                 mixed /= total
         if scale != 1:
@@ -163,28 +88,39 @@ def combine(
     return out.reshape(base.shape)
 
 
-def _agreeing(pieces: Sequence[Tensor], factors: Tensor, voters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of what has the sign of the voters' sum, the sum of its weights (1 for none), and where a voter had the other sign."""
-    votes = voters[0].clone()
+def _agreeing(pieces: Sequence[Tensor], factors: Tensor, voters: Sequence[Tensor]) -> tuple[Tensor, Tensor, int]:
+    """Sum of what has the sign of the voters' sum, the sum of its weights (1 for none), and how often a voter had the other sign.
+
+    Signs and masks are 1, 0 and -1 in the tensors' own type: torch is many times slower with truth values.
+    """
+    elected = voters[0].clone()
     for voter in voters[1:]:
-        votes += voter
-    positive = votes >= 0
-    mixed, total = torch.zeros_like(pieces[0]), torch.zeros_like(pieces[0])
-    outvoted = torch.zeros_like(positive)
+        elected += voter
+    elected.ge_(0).mul_(2).sub_(1)
+    mixed, total, lowest = torch.zeros_like(elected), torch.zeros_like(elected), torch.ones_like(elected)
     for piece, factor, voter in zip(pieces, factors, voters, strict=True):
-        agrees = torch.where(positive, voter > 0, voter < 0)
+        agrees = elected * voter
+        torch.minimum(lowest, agrees, out=lowest)
+        agrees.gt_(0)
         mixed += piece * agrees
-        total += agrees * factor
-        outvoted |= (voter != 0) & ~agrees
-    total[total == 0] = 1
-    return mixed, total, outvoted
+        total += agrees.mul_(factor)
+    if bool((factors < 0).any()):
+        total[total == 0] = 1
+    else:
+        total.clamp_min_(torch.finfo(total.dtype).tiny)  # nothing agrees where it is 0, and 0 / tiny is 0
+    return mixed, total, int(lowest.lt_(0).sum())
 
 
 def distance(first: Tensor, second: Tensor | None) -> float:
     """||a - b||_2, or ||a||_2, summed in float64 over blocks."""
+    return squared_distance(first, second) ** 0.5
+
+
+def squared_distance(first: Tensor, second: Tensor | None) -> float:
+    """The square of ``distance``."""
     a, b = flat(first), None if second is None else flat(second)
     total = 0.0
     for part in blocks(a.numel()):
         piece = a[part] if b is None else a[part] - b[part]
         total += float(torch.linalg.vector_norm(piece)) ** 2
-    return float(total**0.5)
+    return total

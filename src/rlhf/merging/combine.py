@@ -1,67 +1,82 @@
-"""One tensor of the output: its parents read, aligned, combined by the method, measured and rounded once."""
+"""One tensor of the output: its parents read, aligned, combined by the method, measured, rounded once and written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf.errors import ConfigError, ModelError
-from rlhf.merging.arithmetic import distance, task_vectors
-from rlhf.merging.merge_plan import MergePlan, TensorTask
-from rlhf.merging.method_call import called
+from rlhf.merging.arithmetic import task_vectors
+from rlhf.merging.merge_plan import MergePlan, TensorTask, count_of
+from rlhf.merging.method_call import MethodCall
+from rlhf.merging.part_measurements import PartMeasurements
 from rlhf.merging.safetensors_file import Files
+from rlhf.merging.tensor_parts import Reader, TensorParts, in_file, in_memory
 
+Write = Callable[[int, Tensor], None]
+"""Takes (number of the first element, elements) of the result."""
 Surveyed = Mapping[str, Mapping[str, float]]
 """Keyword -> model -> value."""
 
 
-def merged_tensor(plan: MergePlan, task: TensorTask, surveyed: Surveyed, files: Files) -> tuple[Tensor, dict[str, Any]]:
-    """A task's tensor in its final type, and its row of the report.
+def merge_tensor(plan: MergePlan, task: TensorTask, surveyed: Surveyed, files: Files, write: Write) -> dict[str, Any]:
+    """Merge a task's tensor; part by part where its method can.
+
+    Args:
+        plan: Of the merge.
+        task: The tensor.
+        surveyed: What the method asked of whole models.
+        files: Open files.
+        write: Gets the result in its final type, part after part.
+
+    Returns:
+        The tensor's row of the report.
 
     Raises:
         ModelError: A parent holds NaN or infinity, buffers differ, or the method failed; names the tensor.
     """
-    inputs = _inputs(plan, task, files)
     row: dict[str, Any] = {"name": task.name, "shape": list(task.shape), "layer": task.layer}
     if not task.dtype.is_floating_point:
-        return _agreed(task, inputs), row
-    norms = {label: distance(tensor, None) for label, tensor in inputs.items()}
-    for label, norm in norms.items():
-        if not torch.isfinite(torch.tensor(norm)) and not bool(torch.isfinite(inputs[label]).all()):
-            raise ModelError(
-                f"{label}: {dict(task.sources)[label]} holds NaN or infinity: its training diverged or the copy is damaged."
-            )
-    base = inputs.get(task.base) if task.base is not None else None
-    if base is not None:
-        row["base_norm"] = norms[str(task.base)]
-        row["distance"] = {label: distance(inputs[label], base) for label in task.models}
-    else:
-        row["norm"] = norms
-    tensors = [inputs[label] for label in task.models]
+        write(0, _agreed(task, _inputs(plan, task, files)))
+        return row
     settings = dict(task.settings) | {
         keyword: [values[label] for label in task.models] for keyword, values in surveyed.items()
     }
-    result, notes = called(
-        plan.method, plan.config.merge_method, tensors, base, settings, name=task.name, models=task.models, seed=plan.config.seed
+    by_parts = is_by_parts(plan, task)
+    readers, whole = _readers(plan, task, files, by_parts=by_parts)
+    base = None if task.base is None else readers[task.base]
+    parts = TensorParts([readers[label] for label in task.models], base, count_of(task.shape), task.working)
+    call = MethodCall.prepared(
+        plan.method, plan.config.merge_method, parts, settings, name=task.name, models=task.models, seed=plan.config.seed
     )  # fmt: skip
-    row["result_norm"] = distance(result, None)
-    if base is not None:
-        row["result_distance"] = distance(result, base)
-    row |= notes
-    final = result.to(task.dtype)
-    if not bool(torch.isfinite(torch.tensor(distance(final.to(task.working), None)))) and not bool(
-        torch.isfinite(final).all()
-    ):
-        what = (
-            f"it does not fit {str(task.dtype).removeprefix('torch.')}"
-            if torch.isfinite(result).all()
-            else "the method gave NaN or infinity"
-        )
-        raise ModelError(f"The merged tensor {task.name} is not finite: {what}.")
-    return final, row
+    measured = PartMeasurements(task)
+    start = 0
+    for tensors, base_part in parts if by_parts else [([whole[m] for m in task.models], whole.get(task.base or ""))]:
+        measured.inputs(tensors, base_part)
+        result = call(tensors, base_part)
+        write(start, measured.result(result, base_part, call.named_notes()))
+        start += result.numel()
+    return row | measured.row()
+
+
+def is_by_parts(plan: MergePlan, task: TensorTask) -> bool:
+    """Whether parts of a task's tensors are merged one after the other."""
+    return task.dtype.is_floating_point and bool(task.shape) and plan.method.by_parts(task.settings)
+
+
+def _readers(
+    plan: MergePlan, task: TensorTask, files: Files, *, by_parts: bool
+) -> tuple[Mapping[str, Reader], Mapping[str, Tensor]]:
+    """How parts of each model's tensor are read, and whole tensors where they are needed."""
+    aligned = task.is_vocabulary and plan.vocabulary is not None
+    if by_parts and not aligned and not any(plan.parents[label].adapters for label, _ in task.sources):
+        places = {label: plan.parents[label].places[name] for label, name in task.sources}
+        return {label: in_file(files, place, task.working) for label, place in places.items()}, {}
+    whole = _inputs(plan, task, files)
+    return {label: in_memory(tensor) for label, tensor in whole.items()}, whole
 
 
 def _inputs(plan: MergePlan, task: TensorTask, files: Files) -> dict[str, Tensor]:

@@ -13,10 +13,22 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlhf.errors import ConfigError
+from rlhf.merging.tensor_parts import TensorParts
 
-GIVEN = ("name", "seeds", "notes")
-"""Keyword parameters that are not settings: the tensor's name, a seed for each tensor, and where to note numbers for the report."""
+GIVEN = ("name", "seeds", "notes", "prepared")
+"""Keyword parameters that are not settings: the tensor's name, a seed for each tensor, where to note numbers for the report, and what
+``MergeMethod.prepare`` gave."""
 KINDS = (bool, int, float, str)
+
+
+def never(settings: Mapping[str, Any]) -> bool:
+    """For methods that need whole tensors."""
+    return False
+
+
+def always(settings: Mapping[str, Any]) -> bool:
+    """For methods that never do."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,13 @@ class MergeMethod:
     arxiv: str = ""
     survey: Callable[..., Mapping[str, list[Any]]] | None = None
     """Looks at all tensors before the merge: ``survey(settings, deltas)`` gives keywords with one value of each model, or nothing."""
+    by_parts: Callable[[Mapping[str, Any]], bool] = never
+    """Settings -> whether the function may be called with flat parts of the tensors, one after the other: each element of the result
+    depends on nothing but the same element of each tensor and on ``prepared``."""
+    prepare: Callable[[TensorParts, Mapping[str, Any]], Any] | None = None
+    """Looks at one tensor of each model before the function does: ``prepare(parts, keywords)`` gives the function's ``prepared``."""
+    held_bytes: int = 0
+    """What ``prepare`` holds of each element of each model while a tensor is merged by parts."""
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -115,9 +134,9 @@ class MergeMethod:
         return tuple(getattr(self.survey, "gives", ()))
 
     @cached_property
-    def given(self) -> frozenset[str]:
-        """Keywords of ``GIVEN`` that the function takes."""
-        return frozenset(inspect.signature(self.function).parameters) & frozenset(GIVEN)
+    def taken(self) -> frozenset[str]:
+        """All keywords that the function takes."""
+        return frozenset(inspect.signature(self.function).parameters)
 
     def _read(self, method: str, parameter: inspect.Parameter, hint: Any) -> Parameter:
         inner = _without_none(hint)

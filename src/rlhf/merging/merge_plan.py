@@ -48,7 +48,7 @@ class TensorTask:
     @property
     def nbytes(self) -> int:
         """Of the result."""
-        return _count(self.shape) * self.dtype.itemsize
+        return count_of(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,8 @@ def _widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return widest
 
 
-def _count(shape: Sequence[int]) -> int:
+def count_of(shape: Sequence[int]) -> int:
+    """Elements of a tensor."""
     count = 1
     for side in shape:
         count *= side

@@ -17,21 +17,22 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlhf.config.merging import MergeConfig
 from rlhf.config.threads import check_threads, usable_cores
 from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json
 from rlhf.merging.adapter_merge import merge_adapters
-from rlhf.merging.combine import merged_tensor, survey
-from rlhf.merging.merge_plan import MergePlan, TensorTask, plan_merge
+from rlhf.merging.combine import is_by_parts, merge_tensor, survey
+from rlhf.merging.merge_plan import MergePlan, TensorTask, count_of, plan_merge
 from rlhf.merging.merge_report import REPORT_FILE, MergeReport, report_of
 from rlhf.merging.method_table import code_of
 from rlhf.merging.output_folder import check_empty, finished
@@ -41,6 +42,7 @@ from rlhf.version import __version__
 
 SHARD_BYTES = 5 * 10**9
 PLAN, DONE = "plan.json", ".done"
+NOT_HASHED = "not hashed"
 INDEX = "model.safetensors.index.json"
 Progress = Callable[[int, int], None]
 """Called with how many tensors are done and how many there are."""
@@ -57,6 +59,8 @@ class ModelMerger:
         threads: Tensors that are merged at a time, as far as they need no more memory together than the largest alone; by default one
             for each processor.
         shard_bytes: Most bytes of one file of weights.
+        hashes: Whether the card and the report name the parents' files by their hashes, which takes about as long as a plain average; a
+            file that this process hashed before takes no time.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class ModelMerger:
         *,
         threads: int | None = None,
         shard_bytes: int = SHARD_BYTES,
+        hashes: bool = True,
     ) -> None:
         check_type(
             config,
@@ -79,7 +84,7 @@ class ModelMerger:
             raise ConfigError(f"threads and shard_bytes are at least 1; got {threads} and {shard_bytes}.")
         check_threads(threads)
         self.threads = threads or usable_cores()
-        self.shard_bytes = shard_bytes
+        self.shard_bytes, self.hashes = shard_bytes, hashes
 
     def plan(self) -> MergePlan:
         """What every tensor will be made of; nothing is written.
@@ -118,7 +123,7 @@ class ModelMerger:
         check_space(folder.parent, max(0, plan.nbytes - written), purpose="The merged model")
         with storage_errors(folder), _locked(aside, key):
             shards = _shards(plan.tasks, self.shard_bytes)
-            run = _Run(plan, aside, shards, key, threads=self.threads, progress=progress)
+            run = _Run(plan, aside, shards, key, threads=self.threads, progress=progress, hashes=self.hashes)
             try:
                 report = (None if (aside / PLAN).is_file() else finished(aside, key)) or run.carry_out()
             except StorageError:
@@ -160,10 +165,12 @@ class _Run:
         *,
         threads: int,
         progress: Progress | None,
+        hashes: bool,
     ) -> None:
+        self._hashes = hashes
         self._plan, self._folder, self._shards, self._key = plan, folder, shards, key
         self._threads, self._progress = threads, progress
-        self._budget = _Budget(max((_cost(task) for task in plan.tasks), default=0))
+        self._budget = _Budget(max((_cost(plan, task) for task in plan.tasks), default=0))
         self._stop = threading.Event()
         self._count = 0
         self._lock = threading.Lock()
@@ -178,7 +185,7 @@ class _Run:
             ThreadPoolExecutor(1) as aside,
             ThreadPoolExecutor(self._threads) as pool,
         ):
-            hashes = aside.submit(lambda: {file: sha256_once(file) for file in looks if not self._stop.is_set()})
+            hashes = aside.submit(self._hashed, looks)
             try:
                 surveyed = survey(self._plan, files)
                 rows = [
@@ -198,6 +205,11 @@ class _Run:
         for name in (DONE, PLAN):
             delete(self._folder / name)
         return report
+
+    def _hashed(self, files: Iterable[Path]) -> dict[Path, str]:
+        if not self._hashes:
+            return dict.fromkeys(files, NOT_HASHED)
+        return {file: sha256_once(file) for file in files if not self._stop.is_set()}
 
     def _shard(
         self, number: int, surveyed: Mapping[str, Mapping[str, float]], files: Files, pool: ThreadPoolExecutor
@@ -220,14 +232,21 @@ class _Run:
             def work(task: TensorTask) -> dict[str, Any]:
                 if self._stop.is_set():
                     raise ModelError("The merge was stopped.")
-                with self._budget.taken(cost := _cost(task)):
-                    torch.set_num_threads(self._threads if 2 * cost > self._budget.total else 1)
-                    tensor, row = merged_tensor(self._plan, task, surveyed, files)
-                    write_tensor(handle, places[task.name], tensor)
+                place = places[task.name]
+
+                def write(first: int, part: Tensor) -> None:
+                    write_tensor(handle, place, part, first)
+
+                with self._budget.taken(cost := _cost(self._plan, task)):
+                    alone = 2 * cost > self._budget.total and not is_by_parts(self._plan, task)
+                    torch.set_num_threads(self._threads if alone else 1)
+                    row = merge_tensor(self._plan, task, surveyed, files, write)
                 self._tell(1)
                 return row
 
-            rows = _results([pool.submit(work, task) for task in shard.tasks])
+            largest_first = sorted(shard.tasks, key=lambda task: -task.nbytes)
+            futures = {task.name: pool.submit(work, task) for task in largest_first}
+            rows = _results([futures[task.name] for task in shard.tasks])
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -276,10 +295,12 @@ class _Budget:
                 self._changed.notify_all()
 
 
-def _cost(task: TensorTask) -> int:
-    """Bytes for a task: each parent's tensor as it is read or as it is worked on, and the result."""
-    count = task.nbytes // task.dtype.itemsize
-    return count * (task.working.itemsize * (len(task.sources) + 2))
+def _cost(plan: MergePlan, task: TensorTask) -> int:
+    """Bytes for a task beyond a few parts: each parent's tensor as it is worked on and the result, or what the method holds of them."""
+    count = count_of(task.shape)
+    if is_by_parts(plan, task):
+        return count * plan.method.held_bytes * len(task.models)
+    return count * task.working.itemsize * (len(task.sources) + 2)
 
 
 @contextlib.contextmanager

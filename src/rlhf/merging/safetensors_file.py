@@ -120,18 +120,27 @@ class Files:
         Raises:
             ModelError: The file ends before it does, or can't be read.
         """
-        data = torch.empty(place.length, dtype=torch.uint8)
-        view, done = data.numpy().data, 0
+        tensor = torch.empty(place.shape, dtype=place.dtype)
+        self.read_into(tensor.reshape(-1), place)
+        return tensor
+
+    def read_into(self, part: Tensor, place: TensorPlace, first: int = 0) -> None:
+        """Fill a flat tensor with the elements of a place from number ``first`` on.
+
+        Raises:
+            ModelError: The file ends before they do, or can't be read.
+        """
+        view, done = part.view(torch.uint8).numpy().data, 0
+        start, length = place.start + first * place.dtype.itemsize, part.numel() * place.dtype.itemsize
         try:
             handle = self._handle(place.file)
-            while done < place.length:
-                got = os.preadv(handle, [view[done:]], place.start + done)
+            while done < length:
+                got = os.preadv(handle, [view[done:]], start + done)
                 if not got:
                     raise ModelError(f"{place.file} is damaged: it ends within a tensor. {COPY_AGAIN}")
                 done += got
         except OSError as err:
             raise ModelError(f"{place.file} can't be read: {err.strerror or err}.") from None
-        return data.view(place.dtype).reshape(place.shape)
 
     def _handle(self, file: Path) -> int:
         with self._lock:
@@ -164,12 +173,13 @@ def laid_out(
     return struct.pack("<Q", len(text)) + text, places
 
 
-def write_tensor(handle: int, place: TensorPlace, tensor: Tensor) -> None:
-    """Write a tensor at its place in an open file."""
+def write_tensor(handle: int, place: TensorPlace, tensor: Tensor, first: int = 0) -> None:
+    """Write a tensor, or a part of it from element ``first`` on, at its place in an open file."""
     assert tensor.dtype == place.dtype
-    assert tuple(tensor.shape) == place.shape
-    if not place.length:
+    assert first + tensor.numel() <= place.count
+    if not tensor.numel():
         return
     view, done = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, 0
-    while done < place.length:
-        done += os.pwrite(handle, view[done:], place.start + done)
+    start = place.start + first * place.dtype.itemsize
+    while done < len(view):
+        done += os.pwrite(handle, view[done:], start + done)

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.errors import ConfigError, UnknownNameError
-from rlhf.merging.arithmetic import drop, trim
+from rlhf.merging.arithmetic import BLOCK
 from rlhf.merging.merge_method import MergeMethod
 from rlhf.merging.method_table import METHODS, method_named
 from rlhf.merging.methods.linear import linear
-from rlhf.merging.methods.model_stock import model_stock
-from rlhf.merging.methods.slerp import slerp
 from rlhf.merging.methods.task_arithmetic import task_arithmetic
-from rlhf.merging.methods.ties import ties
+from rlhf.merging.sparsity import Cut, drawn, largest
+from rlhf.merging.tensor_parts import TensorParts
 from rlhf.merging.thresholds import magnitude_thresholds
 
 
@@ -41,9 +40,11 @@ def call(name: str, tensors: list[Tensor], base: Tensor | None, **settings: Any)
         arguments[parameter.keyword] = (
             [value] * len(tensors) if parameter.each and not isinstance(value, list) else value
         )
-    arguments |= {"notes": {}} if "notes" in method.given else {}
-    arguments |= {"seeds": settings.pop("seeds", list(range(len(tensors))))} if "seeds" in method.given else {}
+    arguments |= {"notes": settings.pop("notes", {}), "seeds": settings.pop("seeds", list(range(len(tensors))))}
     assert not settings
+    if method.prepare is not None:
+        arguments["prepared"] = method.prepare(TensorParts.of_tensors(tensors, base), arguments)
+    arguments = {key: value for key, value in arguments.items() if key in method.taken}
     return method.function([tensor.clone() for tensor in tensors], base, **arguments)
 
 
@@ -68,7 +69,7 @@ def test_ties_trims_elects_and_averages():
     a, b, c = vector(4, -3, 0.1, 2), vector(1, 5, -0.2, 3), vector(-2, 0.1, 6, -9)
     notes: dict[str, Any] = {}
     # Half of each stays: (4, -3, 0, 0), (0, 5, 0, 3), (0, 0, 6, -9). Sums 4, 2, 6, -6: what agrees is 4, 5, 6 and -9.
-    merged = ties([a, b, c], base, weight=[1.0, 1.0, 1.0], density=[0.5, 0.5, 0.5], notes=notes)
+    merged = call("ties", [a, b, c], base, weight=1.0, density=0.5, notes=notes)
     assert merged.tolist() == [4, 5, 6, -9]
     assert notes["kept"] == [0.5, 0.5, 0.5]
     assert notes["sign_conflict"] == 0.5  # in the second and the fourth
@@ -77,22 +78,22 @@ def test_ties_trims_elects_and_averages():
 def test_ties_elects_by_weight_as_mergekit_or_without_as_the_paper():
     base, a, b = torch.zeros(1), vector(1), vector(-2)
     weights: dict[str, Any] = {"weight": [3.0, 1.0], "density": [1.0, 1.0]}
-    assert ties([a.clone(), b.clone()], base, **weights, notes={}).tolist() == [1]  # 3 against -2
-    assert ties([a, b], base, **weights, elect="unweighted", notes={}).tolist() == [-2]  # 1 against -2
+    assert call("ties", [a, b], base, **weights).tolist() == [1]  # 3 against -2
+    assert call("ties", [a, b], base, **weights, elect="unweighted").tolist() == [-2]  # 1 against -2
 
 
 def test_where_the_sum_is_zero_the_positive_sign_wins():
-    assert ties([vector(2), vector(-2)], torch.zeros(1), weight=[1.0, 1.0], density=[1.0, 1.0], notes={}).tolist() == [
-        2
-    ]
+    assert call("ties", [vector(2), vector(-2)], torch.zeros(1), weight=1.0).tolist() == [2]
 
 
 def test_slerp_goes_along_the_arc():
     base, other = vector(1, 0), vector(0, 1)
-    merged = slerp([other.clone()], base, t=1 / 3)
+    merged = call("slerp", [other], base, t=1 / 3)
     assert merged.tolist() == pytest.approx([math.cos(math.pi / 6), math.sin(math.pi / 6)])
     # The norms are not those of a unit circle: the same angles, each vector by its own length.
-    assert slerp([other * 4], base * 2, t=0.5).tolist() == pytest.approx([2 * math.sqrt(0.5), 4 * math.sqrt(0.5)])
+    assert call("slerp", [other * 4], base * 2, t=0.5).tolist() == pytest.approx(
+        [2 * math.sqrt(0.5), 4 * math.sqrt(0.5)]
+    )
 
 
 @pytest.mark.parametrize("other", [vector(2, 4), vector(-2, -4), vector(0, 0)], ids=["parallel", "opposite", "zero"])
@@ -101,36 +102,47 @@ def test_slerp_of_vectors_without_an_arc_is_a_line(other):
     expected = 0.75 * base + 0.25 * other
     if not other.any():  # at right angles to everything: cos is 0
         expected = math.sin(0.75 * math.pi / 2) * base
-    assert torch.allclose(slerp([other.clone()], base, t=0.25), expected)
+    assert torch.allclose(call("slerp", [other], base, t=0.25), expected)
 
 
 def test_model_stock_interpolates_by_the_angle():
     base = torch.zeros(2)
     # 60 degrees between two: cos 1/2, t = 2 / 2 / (1 + 1/2) = 2/3 of the way to the mean.
     a, b = vector(1, 0), vector(0.5, math.sqrt(0.75))
-    assert torch.allclose(model_stock([a.clone(), b.clone()], base), 2 / 3 * (a + b) / 2)
+    assert torch.allclose(call("model_stock", [a, b], base), 2 / 3 * (a + b) / 2)
     # At right angles there is nothing in common, and opposite ones have no estimate: the base stays.
-    assert model_stock([vector(1, 0), vector(0, 1)], base).tolist() == [0, 0]
-    assert model_stock([vector(1, 0), vector(-1, 0)], base).tolist() == [0, 0]
+    assert call("model_stock", [vector(1, 0), vector(0, 1)], base).tolist() == [0, 0]
+    assert call("model_stock", [vector(1, 0), vector(-1, 0)], base).tolist() == [0, 0]
 
 
 def test_model_stock_by_rows_has_an_angle_for_each():
     base = torch.zeros(2, 2)
     a, b = torch.tensor([[1.0, 0], [1, 0]]), torch.tensor([[1.0, 0], [0, 1]])
-    assert model_stock([a, b], base, filter_wise=True).tolist() == [[1, 0], [0, 0]]
+    assert call("model_stock", [a, b], base, filter_wise=True).tolist() == [[1, 0], [0, 0]]
+
+
+def trim_of(delta: Tensor, density: float) -> Cut:
+    return largest([delta], delta.numel(), density, delta.dtype)
+
+
+def dropped(delta: Tensor, seed: int, rescale: str) -> tuple[Tensor, float]:
+    drop = drawn((part.clone() for part in delta.split(BLOCK)), 0.25, seed, rescale)
+    return drop(delta.clone()), drop.kept
 
 
 def test_trim_keeps_the_first_of_equal_magnitudes():
     delta = vector(1, -2, 2, 2, 0.5)
-    assert trim(delta, 0.41) == 2 / 5
-    assert delta.tolist() == [0, -2, 2, 0, 0]
+    cut = trim_of(delta, 0.41)
+    assert cut.kept == 2 / 5
+    assert cut(delta).tolist() == [0, -2, 2, 0, 0]
 
 
 @pytest.mark.parametrize(("density", "kept"), [(0.0, 0), (1e-9, 1), (0.5, 5), (1.0, 10), (2.0, 10)])
 def test_trim_keeps_so_many(density, kept):
     delta = torch.arange(1.0, 11)
-    assert trim(delta, density) == kept / 10
-    assert delta.tolist() == [0] * (10 - kept) + list(range(11 - kept, 11))
+    cut = trim_of(delta, density)
+    assert cut.kept == kept / 10
+    assert cut(delta).tolist() == [0] * (10 - kept) + list(range(11 - kept, 11))
 
 
 @pytest.mark.parametrize("size", [1000, 300_000])
@@ -139,24 +151,22 @@ def test_trim_agrees_with_a_whole_sort(size):
     order = torch.argsort(delta.abs(), descending=True, stable=True)[: int(0.3 * size)]
     expected = torch.zeros(size)
     expected[order] = delta[order]
-    trim(delta, 0.3)
-    assert torch.equal(delta, expected)
+    cut = trim_of(delta, 0.3)
+    assert torch.equal(torch.cat([cut(part) for part in delta.split(70_000)]), expected)
 
 
 def test_drop_keeps_a_share_and_makes_up_for_the_rest():
-    delta = random(2, 200_000)
-    before = delta.clone()
-    kept = drop(delta, 0.25, seed=5, rescale="density")
-    assert kept == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 200_000))
+    before = random(2, 600_000)
+    delta, kept = dropped(before, seed=5, rescale="density")
+    assert kept == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 600_000))
     stays = delta != 0
+    assert float(stays.float().mean()) == pytest.approx(kept)
     assert torch.allclose(delta[stays], before[stays] * 4)
-    by_norm, plain = before.clone(), before.clone()
-    drop(by_norm, 0.25, seed=5, rescale="l1")
+    by_norm, _ = dropped(before, seed=5, rescale="l1")
     assert float(by_norm.abs().sum()) == pytest.approx(float(before.abs().sum()), rel=1e-4)
-    drop(plain, 0.25, seed=5, rescale="none")
+    plain, _ = dropped(before, seed=5, rescale="none")
     assert torch.equal(plain, before * stays)  # the same seed, the same mask
-    other = before.clone()
-    drop(other, 0.25, seed=6, rescale="none")
+    other, _ = dropped(before, seed=6, rescale="none")
     assert not torch.equal(other, plain)
 
 
@@ -203,7 +213,7 @@ def test_the_order_of_models_does_not_count(name):
     for order in itertools.permutations(range(3)):
         settings = {"weight": [weights[i] for i in order]} if "weight" in known.parameters else {}
         settings |= {"density": [densities[i] for i in order]} if "density" in known.parameters else {}
-        settings |= {"seeds": [seeds[i] for i in order]} if "seeds" in known.given else {}
+        settings |= {"seeds": [seeds[i] for i in order]}
         results.append(call(name, [models[i] for i in order], base if name in BASED else None, **settings))
     assert all(torch.allclose(result, results[0], atol=1e-6) for result in results)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from safetensors import safe_open
 
 import rlhf.files
 from rlhf.errors import ConfigError, ModelError, RunBusyError, StorageError
+from rlhf.merging import arithmetic, merge_plan
 from rlhf.merging import merger as module
+from rlhf.merging.merge_method import never
 from rlhf.merging.merger import ModelMerger
+from rlhf.merging.method_table import METHODS, method_named
 from tests.fixtures.merging import merge_tree, tensors_of, write_family, write_plain
 
 ONE: dict[str, Any] = {"weight": 1.0}
@@ -79,6 +83,14 @@ def test_the_folder_is_a_model_that_transformers_loads(llama, tmp_path):
     assert rlhf.files.sha256(weights) in card
 
 
+def test_parents_that_are_not_hashed_are_said_to_be_so(llama, tmp_path):
+    report = ModelMerger(ties_of(llama), hashes=False).merge(tmp_path / "out")
+    assert {word for parent in report.parents.values() for word in parent["files"].values()} == {"not hashed"}
+    assert "not hashed" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    ModelMerger(ties_of(llama)).merge(tmp_path / "hashed")
+    assert bits_of(tmp_path / "out") == bits_of(tmp_path / "hashed")
+
+
 def test_the_file_that_it_writes_down_makes_it_again(llama, tmp_path):
     ModelMerger(ties_of(llama)).merge(tmp_path / "one")
     ModelMerger(tmp_path / "one" / "merge_config.yaml").merge(tmp_path / "two")
@@ -99,6 +111,29 @@ def test_threads_and_shards_do_not_change_a_bit(llama, tmp_path, method):
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "many")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parts_give_what_whole_tensors_give(llama, tmp_path, monkeypatch, method):
+    tree = ties_of(llama) | {"merge_method": method}
+    if method == "linear":
+        tree = merge_tree(method, {llama["a"]: {"weight": 0.3}, llama["b"]: {"weight": 0.4}})
+    elif method in ("slerp", "passthrough"):
+        tree = merge_tree(method, {llama["a"]: {}}, parameters={"t": 0.3} if method == "slerp" else {"scale": 0.5})
+        tree |= {"base_model": str(llama["base"])} if method == "slerp" else {}
+    elif method == "model_stock":
+        tree = merge_tree(method, {llama["a"]: {}, llama["b"]: {}}, base_model=llama["base"])
+    monkeypatch.setattr(arithmetic, "BLOCK", 100)  # the largest tensors have hundreds of elements
+    parts = ModelMerger(tree).merge(tmp_path / "parts")
+    known = method_named(method)
+    monkeypatch.setattr(merge_plan, "method_named", lambda _: replace(known, by_parts=never))
+    whole = ModelMerger(tree).merge(tmp_path / "whole")
+    first, second = tensors_of(tmp_path / "parts"), tensors_of(tmp_path / "whole")
+    assert all(torch.equal(first[name], second[name]) for name in second)
+    for one, other in zip(parts.layers, whole.layers, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert value == pytest.approx(other[key])
 
 
 def test_what_is_drawn_depends_on_the_seed_alone(llama, tmp_path):
@@ -237,6 +272,7 @@ def test_trimming_over_whole_models_keeps_a_share_of_the_whole(tmp_path):
 MERGE = """\
 import sys
 from rlhf.merging.merger import ModelMerger
+from rlhf.merging.method_table import METHODS, method_named
 ModelMerger(sys.argv[1], threads=1, shard_bytes=20_000).merge(sys.argv[2])
 """
 
@@ -265,6 +301,7 @@ RESIDENT = """\
 import json, re, sys
 from pathlib import Path
 from rlhf.merging.merger import ModelMerger
+from rlhf.merging.method_table import METHODS, method_named
 from rlhf.merging import methods, vocabulary, thresholds
 import rlhf.merging.methods.ties, torch, tokenizers
 torch.ones(4).sum()

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from rlhf.merging.arithmetic import combine, drop, task_vectors
-from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.arithmetic import combine, task_vectors
+from rlhf.merging.merge_method import MergeMethod, always
+from rlhf.merging.sparsity import Drop, drops
 
 
 def dare_linear(
@@ -20,8 +21,8 @@ def dare_linear(
     rescale: bool = True,
     rescale_by: Literal["l1", "density"] = "l1",
     lambda_: float = 1.0,
-    seeds: list[int],
     notes: dict[str, Any],
+    prepared: list[Drop],
 ) -> Tensor:
     """DARE with task arithmetic (Yu et al. 2023, arXiv:2311.03099).
 
@@ -29,9 +30,18 @@ def dare_linear(
     what stayed by the density (``rescale_by: density``), mergekit gives it the L1 norm it had (``l1``).
     """
     deltas = task_vectors(tensors, base)
-    by = rescale_by if rescale else "none"
-    notes["kept"] = [drop(delta, share, seed, by) for delta, share, seed in zip(deltas, density, seeds, strict=True)]
+    deltas = [drop(delta) for drop, delta in zip(prepared, deltas, strict=True)]
+    notes["kept"] = [drop.kept for drop in prepared]
     return combine(deltas, weight, base, normalize=normalize, scale=lambda_, vote=None, notes=notes)
 
 
-DARE_LINEAR = MergeMethod(dare_linear, base="required", least=0, title="DARE, linear", arxiv="2311.03099")
+DARE_LINEAR = MergeMethod(
+    dare_linear,
+    base="required",
+    least=0,
+    title="DARE, linear",
+    arxiv="2311.03099",
+    by_parts=always,
+    prepare=drops,
+    held_bytes=1,
+)

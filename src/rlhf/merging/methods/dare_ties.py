@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from rlhf.merging.arithmetic import combine, drop, task_vectors
-from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.arithmetic import combine, task_vectors
+from rlhf.merging.merge_method import MergeMethod, always
+from rlhf.merging.sparsity import Drop, drops
 
 
 def dare_ties(
@@ -21,14 +22,23 @@ def dare_ties(
     rescale_by: Literal["l1", "density"] = "l1",
     lambda_: float = 1.0,
     elect: Literal["weighted", "unweighted"] = "weighted",
-    seeds: list[int],
     notes: dict[str, Any],
+    prepared: list[Drop],
 ) -> Tensor:
     """DARE (Yu et al. 2023, arXiv:2311.03099) in place of TIES' trimming, then TIES' vote on signs (arXiv:2306.01708)."""
     deltas = task_vectors(tensors, base)
-    by = rescale_by if rescale else "none"
-    notes["kept"] = [drop(delta, share, seed, by) for delta, share, seed in zip(deltas, density, seeds, strict=True)]
+    deltas = [drop(delta) for drop, delta in zip(prepared, deltas, strict=True)]
+    notes["kept"] = [drop.kept for drop in prepared]
     return combine(deltas, weight, base, normalize=normalize, scale=lambda_, vote=elect, notes=notes)
 
 
-DARE_TIES = MergeMethod(dare_ties, base="required", least=0, title="DARE, TIES", arxiv="2311.03099")
+DARE_TIES = MergeMethod(
+    dare_ties,
+    base="required",
+    least=0,
+    title="DARE, TIES",
+    arxiv="2311.03099",
+    by_parts=always,
+    prepare=drops,
+    held_bytes=1,
+)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf.merging.arithmetic import blocks, flat
-from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod, always
 
 
 def linear(tensors: list[Tensor], base: Tensor | None, *, weight: list[float], normalize: bool = True) -> Tensor:
@@ -17,10 +17,10 @@ def linear(tensors: list[Tensor], base: Tensor | None, *, weight: list[float], n
     for part in blocks(out.numel()):
         mixed = out[part].mul_(factors[0])
         for tensor, factor in zip(others, factors[1:], strict=True):
-            mixed += tensor[part] * factor
+            mixed.addcmul_(tensor[part], factor)  # as mergekit does, to the bit
         if normalize:
             mixed /= total
     return out.reshape(tensors[0].shape)
 
 
-LINEAR = MergeMethod(linear, base="model", title="weighted average", arxiv="2203.05482")
+LINEAR = MergeMethod(linear, base="model", title="weighted average", arxiv="2203.05482", by_parts=always)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod, always
 
 
 def passthrough(tensors: list[Tensor], base: Tensor | None, *, scale: list[float] | None = None) -> Tensor:
@@ -13,4 +13,4 @@ def passthrough(tensors: list[Tensor], base: Tensor | None, *, scale: list[float
     return tensors[0] if factor is None else tensors[0] * factor
 
 
-PASSTHROUGH = MergeMethod(passthrough, base="model", least=1, most=1, title="layers as they are")
+PASSTHROUGH = MergeMethod(passthrough, base="model", least=1, most=1, title="layers as they are", by_parts=always)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rlhf.merging.arithmetic import combine, task_vectors
-from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.merge_method import MergeMethod, always
 
 
 def task_arithmetic(
@@ -24,4 +24,6 @@ def task_arithmetic(
     return combine(deltas, weight, base, normalize=normalize, scale=lambda_, vote=None, notes=notes)
 
 
-TASK_ARITHMETIC = MergeMethod(task_arithmetic, base="required", least=0, title="task arithmetic", arxiv="2212.04089")
+TASK_ARITHMETIC = MergeMethod(
+    task_arithmetic, base="required", least=0, title="task arithmetic", arxiv="2212.04089", by_parts=always
+)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from rlhf.merging.arithmetic import combine, task_vectors, trim, trim_below
-from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.arithmetic import combine, task_vectors
+from rlhf.merging.merge_method import MergeMethod, always
+from rlhf.merging.sparsity import Cut, cuts
 from rlhf.merging.thresholds import magnitude_thresholds
 
 
@@ -22,8 +23,8 @@ def ties(
     lambda_: float = 1.0,
     elect: Literal["weighted", "unweighted"] = "weighted",
     trim_over: Literal["tensor", "model"] = "tensor",
-    thresholds: list[float] | None = None,
     notes: dict[str, Any],
+    prepared: list[Cut],
 ) -> Tensor:
     """TIES-Merging (Yadav et al. 2023, arXiv:2306.01708).
 
@@ -32,10 +33,8 @@ def ties(
     (``trim_over: model``) and elects by d_i (``elect: unweighted``).
     """
     deltas = task_vectors(tensors, base)
-    if thresholds is None:
-        notes["kept"] = [trim(delta, share) for delta, share in zip(deltas, density, strict=True)]
-    else:
-        notes["kept"] = [trim_below(delta, least) for delta, least in zip(deltas, thresholds, strict=True)]
+    deltas = [cut(delta) for cut, delta in zip(prepared, deltas, strict=True)]
+    notes["kept"] = [cut.share_of(delta) for cut, delta in zip(prepared, deltas, strict=True)]
     return combine(deltas, weight, base, normalize=normalize, scale=lambda_, vote=elect, notes=notes)
 
 
@@ -50,4 +49,14 @@ class _Survey:
         return {"thresholds": magnitude_thresholds(deltas, settings["density"])}
 
 
-TIES = MergeMethod(ties, base="required", least=0, title="TIES", arxiv="2306.01708", survey=_Survey())
+TIES = MergeMethod(
+    ties,
+    base="required",
+    least=0,
+    title="TIES",
+    arxiv="2306.01708",
+    survey=_Survey(),
+    by_parts=always,
+    prepare=cuts,
+    held_bytes=4,
+)
