@@ -22,8 +22,9 @@ ENVIRONMENT_KINDS: tuple[type[EnvironmentBase], ...] = (
 )
 """Every kind of environment; one line more is one kind more. The first is meant where no kind is named."""
 NOT_A_KIND: Mapping[str, str] = {
-    "verifiers": "an environment of verifiers v1 runs its own agent against a model's address, and an episode here asks the environment "
-    "after each turn; offer its tools as a class of `kind: trl`, or serve it as `kind: openenv`",
+    "verifiers": "an environment of verifiers v1 runs its own agent, a program that asks a model at an address, and an episode here asks "
+    "the environment after each turn; offer its tools as a class of `kind: trl`, serve it as `kind: openenv`, or train on its traces "
+    "(`rlhf data traces`); docs/environments.md has the reasons",
 }
 """What people know from elsewhere and can't have here, with the reason."""
 
