@@ -116,19 +116,7 @@ def export(
             "--consent": consent or None, "--not-in": not_in or None,
         }
     )  # fmt: skip
-    if aggregate == "majority" and not (smoothing is None and right_prior is None):
-        raise ConfigError(
-            "--smoothing and --right-prior are Dawid-Skene's, and --aggregate majority has neither; leave them out."
-        )
-    if aggregate is not None and known.write_items is not None:
-        raise ConfigError(
-            f"{layout!r} holds single judgments; leave --aggregate out, or write --format rows, trl or openai."
-        )
-    if events and known.write_items is not None:
-        raise ConfigError(
-            f"{layout!r} holds tasks and judgments of them, and what users did is rows; leave --events out, or write --format rows, "
-            "trl or openai."
-        )
+    _check_combination(known, layout, aggregate, events, has_belief=not (smoothing is None and right_prior is None))
     with (
         opened_store(store) as opened,
         private_files(),
@@ -174,6 +162,27 @@ def export(
         several = len(consensus.learned) > 1
         notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in consensus.learned]
         _write(opened, output, layout, consensus.rows, notes)
+
+
+def _check_combination(known: Format, layout: str, aggregate: str | None, events: bool, *, has_belief: bool) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        ConfigError: They do.
+    """
+    if aggregate == "majority" and has_belief:
+        raise ConfigError(
+            "--smoothing and --right-prior are Dawid-Skene's, and --aggregate majority has neither; leave them out."
+        )
+    if aggregate is not None and known.write_items is not None:
+        raise ConfigError(
+            f"{layout!r} holds single judgments; leave --aggregate out, or write --format rows, trl or openai."
+        )
+    if events and known.write_items is not None:
+        raise ConfigError(
+            f"{layout!r} holds tasks and judgments of them, and what users did is rows; leave --events out, or write --format rows, "
+            "trl or openai."
+        )
 
 
 @contextlib.contextmanager

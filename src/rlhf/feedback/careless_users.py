@@ -42,14 +42,14 @@ def careless_users(rows: Iterable[Mapping[str, Any]], *, min_verdicts: int = MIN
     by_kind: dict[str, list[Verdict]] = defaultdict(list)
     for kind, verdict in _verdicts(rows):
         by_kind[kind].append(verdict)
-    found: dict[str, list[str]] = defaultdict(list)
+    reasons: dict[str, list[str]] = defaultdict(list)
     for kind, verdicts in by_kind.items():
         for user, why in (
             *_always_the_same(kind, verdicts, min_verdicts),
             *_always_in_one_place(verdicts, min_verdicts),
         ):
-            found[user].append(why)
-    return {user: "; ".join(reasons) for user, reasons in found.items()}
+            reasons[user].append(why)
+    return {user: "; ".join(why) for user, why in reasons.items()}
 
 
 def _verdicts(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Verdict]]:
