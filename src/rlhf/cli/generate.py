@@ -19,6 +19,8 @@ from rlhf.pipeline.models import named_model
 if TYPE_CHECKING:
     from rlhf.config.search import SearchConfig
     from rlhf.data.contracts import Prompt
+    from rlhf.models.policy import PolicyModel
+    from rlhf.rollout.local import LocalEngine
 
 
 def generate(
@@ -44,6 +46,15 @@ def generate(
         Path | None,
         typer.Option(help="With --search: file of finished prompts with their traces; a rerun goes on from it."),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Have a small model guess several tokens, which the model then checks at once: its folder, stage of a run or hub name, or "
+            "`prompt_lookup`. Samples do not change. See docs/speculative.md.",
+        ),
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(help="With --draft: most tokens guessed at once.", min=1)] = 4,
+    compiled: Annotated[bool, typer.Option(help="Decode in C, where a compiler is there (docs/compiled.md).")] = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Sample completions, or search for better ones; one JSON object a line on standard output."""
@@ -54,19 +65,20 @@ def generate(
     from rlhf.data.datasets import GRPODataset
     from rlhf.models.device import placed_on
     from rlhf.models.policy import PolicyModel
-    from rlhf.rollout.local import LocalEngine
 
     with placed_on(device):
         policy = PolicyModel.from_pretrained(model)
+        engine = _engine(policy, draft, draft_tokens, compiled=compiled)
     source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
     if config is not None:
-        for row in _searched(config, rows, policy, sampling, seed, keep):
+        for row in _searched(config, rows, engine, sampling, seed, keep):
             print(json.dumps({**row, "model": model}, ensure_ascii=False))
+        _tell_drafts(engine)
         return
-    groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
+    groups = engine.generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
     for prompt, group in zip(rows, groups, strict=True):
         for completion in group:
             row = {
@@ -83,6 +95,34 @@ def generate(
                 "logprob": round(sum(completion.logprobs), 4),
             }
             print(json.dumps(row, ensure_ascii=False))
+    _tell_drafts(engine)
+
+
+def _engine(policy: PolicyModel, draft: str | None, draft_tokens: int, *, compiled: bool) -> LocalEngine:
+    """The local engine, with a draft where one is named."""
+    from rlhf.rollout.local import LocalEngine
+    from rlhf.rollout.speculative_decoder import PROMPT_LOOKUP, SpeculativeDecoder
+
+    if draft is None:
+        return LocalEngine(policy, compiled=compiled)
+    if draft != PROMPT_LOOKUP:
+        draft = named_model(draft)
+        check_there(draft)
+    return SpeculativeDecoder(policy, draft, draft_tokens=draft_tokens, compiled=compiled).engine
+
+
+def _tell_drafts(engine: LocalEngine) -> None:
+    """On standard error: how often drafts were right."""
+    from rlhf.formatting import percentage, rounded
+
+    figures = engine.figures
+    if engine.speculate is not None and figures:
+        accepted = percentage(figures.get("rollout/draft_accept_frac", 0.0))
+        gained = rounded(figures["rollout/tokens_per_forward"])
+        print(
+            f"draft: {accepted} of the drafted tokens accepted, {gained} tokens for each pass of the model",
+            file=sys.stderr,
+        )
 
 
 def _search_section(text: str | None, keep: Path | None, samples: int) -> SearchConfig | None:
@@ -110,18 +150,17 @@ def _search_section(text: str | None, keep: Path | None, samples: int) -> Search
 
 
 def _searched(
-    config: SearchConfig, rows: Sequence[Prompt], policy: Any, sampling: Any, seed: int, keep: Path | None
+    config: SearchConfig, rows: Sequence[Prompt], engine: LocalEngine, sampling: Any, seed: int, keep: Path | None
 ) -> Iterator[dict[str, Any]]:
     from rlhf.rewards.factory import build_reward
-    from rlhf.rollout.local import LocalEngine
     from rlhf.search.configured_search import search_with
 
-    scorer = None if config.reward is None else build_reward(config.reward, tokenizer=policy.tokenizer)
+    scorer = None if config.reward is None else build_reward(config.reward, tokenizer=engine.policy.tokenizer)
     run = search_with(
         config,
         config.strategy,
         rows,
-        engine=LocalEngine(policy),
+        engine=engine,
         scorer=scorer,
         sampling=sampling,
         seed=seed,
