@@ -5,8 +5,9 @@
 
 Every way continues the same prompts by the same number of tokens, one prompt after the other, in turns: a round is each way once, and
 the table has medians over rounds, in processor seconds (one thread) and by the clock. Prompts are read within them, and ours lays out
-its weights within them, once in each round. No token ends a completion. Texts: held-out openings of stories (`plain`) and an opening repeated several times
-(`repetitive`). transformers' assisted generation runs as it is by default and with a constant number of drafted tokens, which is ours.
+its weights within them, once in each round. No token ends a completion. Texts: held-out openings of stories (`plain`), and an opening
+repeated several times (`repetitive`). transformers' assisted generation runs as it is by default, and with a constant number of drafted
+tokens, which is ours.
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ def our_ways(policy: PolicyModel, draft: PolicyModel, args: argparse.Namespace) 
         "rlhf": LocalEngine(policy, max_rows=1),
         BASELINE: LocalEngine(policy, max_rows=1, compiled=True),
         "rlhf, compiled, draft model": LocalEngine(policy, max_rows=1, compiled=True, speculate=drafted, draft=draft),
+        "rlhf, compiled, draft model, keeps distribution": LocalEngine(
+            policy, max_rows=1, compiled=True, speculate=drafted.updated(keeps="distribution"), draft=draft
+        ),
         "rlhf, compiled, prompt lookup": LocalEngine(policy, max_rows=1, compiled=True, speculate=lookup),
     }
 

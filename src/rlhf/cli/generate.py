@@ -19,6 +19,8 @@ from rlhf.pipeline.models import named_model
 if TYPE_CHECKING:
     from rlhf.config.search import SearchConfig
     from rlhf.data.contracts import Prompt
+    from rlhf.models.policy import PolicyModel
+    from rlhf.rollout.local import LocalEngine
 
 
 def generate(
@@ -50,6 +52,15 @@ def generate(
             help="With a --search whose strategy is refine: file for preference rows, what a draft became over the draft."
         ),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Have a small model guess several tokens, which the model then checks at once: its folder, stage of a run or hub name, or "
+            "`prompt_lookup`. Samples do not change. See docs/speculative.md.",
+        ),
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(help="With --draft: most tokens guessed at once.", min=1)] = 4,
+    compiled: Annotated[bool, typer.Option(help="Decode in C, where a compiler is there (docs/compiled.md).")] = False,
     device: DeviceOption = "auto",
 ) -> None:
     """`rlhf generate`, whose help is in ``COMMANDS``."""
@@ -61,19 +72,20 @@ def generate(
     from rlhf.data.datasets import GRPODataset
     from rlhf.models.device import placed_on
     from rlhf.models.policy import PolicyModel
-    from rlhf.rollout.local import LocalEngine
 
     with placed_on(device):
         policy = PolicyModel.from_pretrained(model)
+        engine = _engine(policy, draft, draft_tokens, compiled=compiled)
     source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
     if config is not None:
-        for row in _searched(config, rows, policy, sampling, seed, keep, pairs):
+        for row in _searched(config, rows, engine, sampling, seed, keep, pairs):
             print(json.dumps({**row, "model": model}, ensure_ascii=False))
+        _tell_drafts(engine)
         return
-    groups = LocalEngine(policy).generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
+    groups = engine.generate(rows, num_samples=samples, sampling=sampling, seed=seed, rollout_index=0)
     for prompt, group in zip(rows, groups, strict=True):
         for completion in group:
             row = {
@@ -90,6 +102,34 @@ def generate(
                 "logprob": round(sum(completion.logprobs), 4),
             }
             print(json.dumps(row, ensure_ascii=False))
+    _tell_drafts(engine)
+
+
+def _engine(policy: PolicyModel, draft: str | None, draft_tokens: int, *, compiled: bool) -> LocalEngine:
+    """The local engine, with a draft where one is named."""
+    from rlhf.rollout.local import LocalEngine
+    from rlhf.rollout.speculative_decoder import PROMPT_LOOKUP, SpeculativeDecoder
+
+    if draft is None:
+        return LocalEngine(policy, compiled=compiled)
+    if draft != PROMPT_LOOKUP:
+        draft = named_model(draft)
+        check_there(draft)
+    return SpeculativeDecoder(policy, draft, draft_tokens=draft_tokens, compiled=compiled).engine
+
+
+def _tell_drafts(engine: LocalEngine) -> None:
+    """On standard error: how often drafts were right."""
+    from rlhf.formatting import percentage, rounded
+
+    figures = engine.figures
+    if engine.speculate is not None and figures:
+        accepted = percentage(figures.get("rollout/draft_accept_frac", 0.0))
+        gained = rounded(figures["rollout/tokens_per_forward"])
+        print(
+            f"draft: {accepted} of the drafted tokens accepted, {gained} tokens for each pass of the model",
+            file=sys.stderr,
+        )
 
 
 def _search_section(text: str | None, keep: Path | None, samples: int) -> SearchConfig | None:
@@ -132,17 +172,15 @@ def _check_search(config: SearchConfig | None, pairs: Path | None, temperature: 
 def _searched(
     config: SearchConfig,
     rows: Sequence[Prompt],
-    policy: Any,
+    engine: LocalEngine,
     sampling: Any,
     seed: int,
     keep: Path | None,
     pairs: Path | None,
 ) -> Iterator[dict[str, Any]]:
-    from rlhf.rollout.local import LocalEngine
     from rlhf.search.configured_search import build_search, search_with
 
-    engine = LocalEngine(policy)
-    scorer, helpers = build_search(config, [config.strategy], policy, engine)
+    scorer, helpers = build_search(config, [config.strategy], engine.policy, engine)
     run = search_with(
         config,
         config.strategy,

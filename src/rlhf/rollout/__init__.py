@@ -14,6 +14,9 @@
     lookup     guesses at what a completion says next
     draft_decoder  several tokens of a row in one pass
     speculation  a set of rows whose tokens are guessed, and the guesses checked
+    draft_model  guesses by a small model
+    rejection_sampling  guesses accepted at random, such that the distribution is kept
+    speculative_decoder  SpeculativeDecoder: all of this by name
     requests   what is asked of an engine; request_queue: those that wait
     local      the engine in this process: the two decoders behind one contract
     engines    the engine that settings ask for

@@ -1,21 +1,25 @@
 """A draft model: a small model of the same vocabulary that guesses what the sampled one says next.
 
-It is decoded beside the sampled model, row by row, and draws its t-th token with the uniform number that the sampled model draws its own
-t-th token with; so where the two distributions are near each other, so are the tokens. Whether a guess is right decides
-``rlhf.rollout.speculation``: what the draft model says changes how many are, and nothing else.
+It is decoded beside the sampled model, row by row. Where samples are to stay as they are, it draws its t-th token with the uniform number
+that the sampled model draws its own t-th token with: where the two distributions are near each other, so are the tokens, and what it says
+changes nothing but how many guesses are right. Where only the distribution is to stay, it draws with numbers of its own and hands out
+what it drew from (``rlhf.rollout.rejection_sampling``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.config.engines import DraftModelConfig, PromptLookupConfig
+from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model
@@ -24,8 +28,9 @@ from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.continuous_batching import Drawer
 from rlhf.rollout.draft_decoder import DraftingDecoder
 from rlhf.rollout.fused_selection import FusedChoice
+from rlhf.rollout.rejection_sampling import DRAFTING
 from rlhf.rollout.requests import rows_to_check
-from rlhf.rollout.sampling import draw, uniforms
+from rlhf.rollout.sampling import distribution, draw, invert_cdf, uniforms
 from rlhf.rollout.speculation import DraftedRun
 from rlhf.rollout.types import PromptLike, SamplablePolicy
 
@@ -33,25 +38,28 @@ from rlhf.rollout.types import PromptLike, SamplablePolicy
 class DraftModel:
     """The draft model of an engine."""
 
-    def __init__(self, policy: SamplablePolicy, target: SamplablePolicy, *, compiled: bool) -> None:
+    def __init__(
+        self, policy: SamplablePolicy, target: SamplablePolicy, *, keeps_samples: bool = True, compiled: bool = False
+    ) -> None:
         """Compare it with the model that it is to guess for.
 
         Args:
             policy: The draft model; never trained.
             target: The model that is sampled from.
+            keeps_samples: Whether samples, and not only their distribution, are to be those without a draft.
             compiled: Decode it in C where its shape allows it.
 
         Raises:
             ModelError: The two read other ids from the same text.
         """
         check_vocabularies(policy, target)
-        self.policy = policy
+        self.policy, self.keeps_samples = policy, keeps_samples
         self.model: PreTrainedModel = base_model(policy.model)
         self._choice = FusedChoice(compiled=compiled)
         self._cache = KVCache()
 
     def drafter(
-        self, prompts: Sequence[PromptLike], *, max_new_tokens: int, num_rows: int, max_prefill_tokens: int
+        self, prompts: Sequence[PromptLike], sampling: SamplingConfig, *, num_rows: int, max_prefill_tokens: int
     ) -> ModelDrafter:
         """For one request; arguments as the engine has them.
 
@@ -66,18 +74,28 @@ class DraftModel:
                 f"{type(self.model).__name__} is sampled through its own cache (path: {self.policy.path}); take another."
             )
         ids = [prompt.ids for prompt in prompts]
-        fused = self._choice.build(self.model, ids, torch.float32, max_new_tokens=max_new_tokens)
+        fused = self._choice.build(self.model, ids, torch.float32, max_new_tokens=sampling.max_new_tokens)
         decoder = DraftingDecoder(self.model, self._cache, max_prefill_tokens=max_prefill_tokens, fused=fused)
         how = fused.draw if isinstance(fused, CompiledModel) else draw
         vocabulary = int(self.model.config.get_text_config().vocab_size)
-        return ModelDrafter(decoder, how, num_rows=num_rows, vocabulary=vocabulary)
+        couples = self.keeps_samples or sampling.temperature == 0
+        return ModelDrafter(decoder, how if couples else None, num_rows=num_rows, vocabulary=vocabulary)
 
 
 class ModelDrafter:
     """See ``rlhf.rollout.speculation.Drafter``. Its decoder has the same rows as the sampled model's (``DraftModelDecoder``)."""
 
-    def __init__(self, decoder: DraftingDecoder, draw: Drawer, *, num_rows: int, vocabulary: int) -> None:
+    def __init__(self, decoder: DraftingDecoder, draw: Drawer | None, *, num_rows: int, vocabulary: int) -> None:
+        """Prepare for one request.
+
+        Args:
+            decoder: Of the draft model.
+            draw: From logits to tokens, with the sampled model's numbers; None to draw with others, for rejection sampling.
+            num_rows: S, completions in all.
+            vocabulary: Of the draft model's embeddings.
+        """
         self.decoder, self._draw, self._vocabulary = decoder, draw, vocabulary
+        self.probs: Tensor | None = None
         self._held = np.zeros(num_rows, dtype=np.int64)
         """[S] tokens of each completion that the draft model has read; those that the completion went on by in another way are wrong."""
 
@@ -92,15 +110,20 @@ class ModelDrafter:
         logits = self._read(run)
         seen = run.seen.clone() if run.seen is not None else None
         drawn: list[Tensor] = []
+        drawn_from: list[Tensor] = []
         for place in range(depth):
-            uniform = torch.from_numpy(uniforms(run.seeds[run.rows], run.ages + place)).to(run.device)
-            drawn.append(self._draw(logits, uniform, run.sampling, seen=seen).tokens)
+            if self._draw is None:
+                drawn_from.append(self._distribution(run, logits, seen))
+                drawn.append(invert_cdf(drawn_from[-1], _numbers(run, run.seeds ^ DRAFTING, place)))
+            else:
+                drawn.append(self._draw(logits, _numbers(run, run.seeds, place), run.sampling, seen=seen).tokens)
             if place + 1 == depth:
                 break
             if seen is not None:
                 seen.scatter_(1, drawn[-1][:, None], True)
             logits = self._logits(run, drawn[-1], ones, np.minimum(run.ages + place, last))
         self._held[run.rows] = run.ages + np.maximum(most - 1, 0)
+        self.probs = torch.stack(drawn_from, dim=1) if drawn_from else None
         table = torch.stack(drawn, dim=1).tolist()
         return [guesses[:count] for guesses, count in zip(table, most.tolist(), strict=True)]
 
@@ -118,6 +141,13 @@ class ModelDrafter:
         logits = self._logits(run, tokens, counts, held)
         return logits if len(counts) == len(rows) else logits[torch.from_numpy(starts + counts - 1).to(run.device)]
 
+    def _distribution(self, run: DraftedRun, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """[R, V] what guesses are drawn from."""
+        missing = len(run.is_eos) - logits.shape[1]
+        if missing:
+            logits = F.pad(logits, (0, missing), value=-math.inf)
+        return distribution(logits.float(), run.sampling, seen=seen)
+
     def _logits(self, run: DraftedRun, tokens: Tensor, counts: np.ndarray, held: np.ndarray) -> Tensor:
         """[N, V] of the sampled model's vocabulary: tables of embeddings may be padded to different sizes."""
         vocabulary = len(run.is_eos)
@@ -125,6 +155,11 @@ class ModelDrafter:
             tokens = tokens.clamp(max=self._vocabulary - 1)
         logits = self.decoder.step_drafted(tokens, counts, held)
         return logits[:, :vocabulary] if self._vocabulary > vocabulary else logits
+
+
+def _numbers(run: DraftedRun, seeds: np.ndarray, place: int) -> Tensor:
+    """float64 [R] uniform numbers of the place-th guess from here; ``seeds`` uint64 [S]."""
+    return torch.from_numpy(uniforms(seeds[run.rows], run.ages + place)).to(run.device)
 
 
 class DraftModelDecoder(DraftingDecoder):
@@ -160,7 +195,8 @@ def draft_model(
     """The draft model that settings ask for: ``policy``, or the one that they name; None where they ask for none."""
     if not isinstance(config, DraftModelConfig):
         return None
-    return DraftModel(policy or PolicyModel.from_pretrained(config.model), target, compiled=compiled)
+    loaded = policy or PolicyModel.from_pretrained(config.model)
+    return DraftModel(loaded, target, keeps_samples=config.keeps == "samples", compiled=compiled)
 
 
 def check_vocabularies(draft: SamplablePolicy, target: SamplablePolicy) -> None:

@@ -227,9 +227,7 @@ class LocalEngine:
         if self._draft is None:
             return None
         most = self.max_prefill_tokens
-        return self._draft.drafter(
-            prompts, max_new_tokens=sampling.max_new_tokens, num_rows=num_rows, max_prefill_tokens=most
-        )
+        return self._draft.drafter(prompts, sampling, num_rows=num_rows, max_prefill_tokens=most)
 
     def _run(self, *args: Any, drafter: Drafter | None = None, **how: Any) -> SamplingRun:
         """See ``SamplingRun``."""

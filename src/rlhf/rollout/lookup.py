@@ -17,6 +17,8 @@ from rlhf.rollout.speculation import DraftedRun
 class LookupDrafter:
     """See ``rlhf.rollout.speculation.Drafter``; of the prompts of one request."""
 
+    probs = None
+
     def __init__(self, prompts: Sequence[Sequence[int]], *, ngram_tokens: int) -> None:
         self._prompts, self._ngram_tokens = prompts, ngram_tokens
         self._lookups: dict[int, GroupLookup] = {}

@@ -75,28 +75,28 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Ten
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     greedy = sampling.temperature == 0
-    penalized = sampling.repetition_penalty != 1
-    filtered = not greedy and has_filters(sampling)
     if is_plain(sampling):
         if sampling.temperature != 1:
             logits.div_(sampling.temperature)
         probs = torch.softmax(logits, dim=-1)
         tokens = invert_cdf(probs, uniform)
         return Draw(tokens, _pick(probs, tokens).log(), None)
-    shaped = logits
-    if penalized:
-        assert seen is not None, "a repetition penalty needs the tokens seen so far"
-        shaped = penalize(logits, seen, sampling.repetition_penalty)
     if greedy:
+        shaped = _penalized(logits, sampling, seen)
         tokens = shaped.argmax(dim=-1)
         return Draw(tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1), None)
-    shaped = shaped / sampling.temperature
-    if filtered:
-        shaped = shaped.masked_fill_(shaped < threshold(shaped, sampling)[:, None], -math.inf)
-    probs = torch.softmax(shaped, dim=-1)
+    probs = distribution(logits, sampling, seen=seen)
     tokens = invert_cdf(probs, uniform)
     whole = logits.div_(sampling.temperature)
     return Draw(tokens, _pick(whole, tokens) - whole.logsumexp(dim=-1), _pick(probs, tokens).log())
+
+
+def distribution(logits: Tensor, sampling: SamplingConfig, *, seen: Tensor | None = None) -> Tensor:
+    """[R, V] probabilities that tokens are drawn from; the temperature is above 0, and the rest as for ``draw``."""
+    shaped = _penalized(logits, sampling, seen) / sampling.temperature
+    if has_filters(sampling):
+        shaped = shaped.masked_fill_(shaped < threshold(shaped, sampling)[:, None], -math.inf)
+    return torch.softmax(shaped, dim=-1)
 
 
 def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -177,6 +177,14 @@ def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
         [R, V], a new tensor.
     """
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def _penalized(logits: Tensor, sampling: SamplingConfig, seen: Tensor | None) -> Tensor:
+    """[R, V] logits after the repetition penalty."""
+    if sampling.repetition_penalty == 1:
+        return logits
+    assert seen is not None, "a repetition penalty needs the tokens seen so far"
+    return penalize(logits, seen, sampling.repetition_penalty)
 
 
 def _nucleus_threshold(logits: Tensor, lowest: Tensor, top_p: float) -> Tensor:

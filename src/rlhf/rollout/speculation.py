@@ -1,10 +1,9 @@
 """Speculative sampling: several drafted tokens of a completion are checked in one pass of the model, and the right ones kept.
 
-Sources: Leviathan et al. 2023, algorithm 1, arXiv:2211.17192, and Chen et al. 2023, algorithm 2, arXiv:2302.01318, which accept a drafted
-token at random and so keep the distribution. Here a row's t-th token is drawn with the t-th uniform number of its own stream, whatever
-came before it, so a draft needs no acceptance test: the same token is drawn at every drafted position, and the first that differs from
-the draft ends it. Not only the distribution, the samples and their log-probabilities are those of sampling without drafts, up to the
-rounding of products of another shape.
+A row's t-th token is drawn with the t-th uniform number of its own stream, whatever came before it. So a draft needs no acceptance test:
+the same token is drawn at every drafted position, and the first that differs from the draft ends it. The samples and their
+log-probabilities are those of sampling without drafts, up to the rounding of products of another shape. Where a drafter gives the
+probabilities that it drew from, drafts are accepted at random (``rlhf.rollout.rejection_sampling``), which keeps the distribution alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from rlhf.rollout.continuous_batching import SamplingRun
 from rlhf.rollout.draft_decoder import DraftingDecoder
-from rlhf.rollout.sampling import uniforms
+from rlhf.rollout.rejection_sampling import ACCEPTING, NO_GUESS, draw_or_accept
+from rlhf.rollout.sampling import Draw, uniforms
 
 
 @dataclass(slots=True)
@@ -44,6 +44,10 @@ class DraftCounts:
 
 class Drafter(Protocol):
     """Guesses at what comes next."""
+
+    probs: Tensor | None
+    """[R, K, V] what the newest guesses were drawn from, where they are to be accepted by rejection sampling; None where the same
+    tokens are to be drawn as without them."""
 
     def propose(self, run: DraftedRun, most: np.ndarray) -> list[list[int]]:
         """Guesses for each row of the model.
@@ -110,7 +114,7 @@ class DraftedRun(SamplingRun):
         offsets = np.arange(len(of_row)) - starts[of_row]
         uniform = uniforms(self.seeds[self.rows[of_row]], self.ages[of_row] + offsets)
         seen = self._seen_behind(drafts, of_row) if self.seen is not None else None
-        drawn = self.draw(logits, torch.from_numpy(uniform).to(self.device), self.sampling, seen=seen)
+        drawn = self._drawn(logits, torch.from_numpy(uniform).to(self.device), seen, drafts, of_row, offsets)
         tokens = drawn.tokens.tolist()
         new = np.array([1 + _agreeing(draft, tokens[s:]) for draft, s in zip(drafts, starts.tolist(), strict=True)])
         self.counts.accepted += int((new - 1).sum())
@@ -127,6 +131,34 @@ class DraftedRun(SamplingRun):
         self.ages = self.ages + new
         self.ages_there = self._to_device(self.ages)
         return drawn.tokens.index_select(0, self._to_device(starts + new - 1))
+
+    def _drawn(
+        self,
+        logits: Tensor,
+        uniform: Tensor,
+        seen: Tensor | None,
+        drafts: list[list[int]],
+        of_row: np.ndarray,
+        offsets: np.ndarray,
+    ) -> Draw:
+        """A token for each of N places."""
+        probs = self.drafter.probs
+        if probs is None or not any(drafts):
+            return self.draw(logits, uniform, self.sampling, seen=seen)
+        guesses = [token for draft in drafts for token in (*draft, NO_GUESS)]
+        rows = np.minimum(of_row, len(probs) - 1)  # those that came after the guesses have none
+        depths = np.minimum(offsets, probs.shape[1] - 1)
+        return draw_or_accept(
+            logits,
+            uniform,
+            self.sampling,
+            seen=seen,
+            guesses=torch.tensor(guesses, device=self.device),
+            probs=probs[self._to_device(rows), self._to_device(depths)],
+            accepting=torch.from_numpy(
+                uniforms(self.seeds[self.rows[of_row]] ^ ACCEPTING, self.ages[of_row] + offsets)
+            ),
+        )
 
     def _note(
         self,

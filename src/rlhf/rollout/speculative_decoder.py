@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal
 
 from rlhf.config.engines import DraftModelConfig, PromptLookupConfig
 from rlhf.config.policy import SamplingConfig
@@ -24,16 +24,18 @@ class SpeculativeDecoder:
         [[completion]] = decoder.generate("once upon a time", temperature=0.8)
         decoder.acceptance_rate
 
-    The samples are the policy's own: for the same seed those of ``PolicyModel.generate``, token for token up to the rounding of products
-    of another shape, so greedy decoding gives the same text, and sampling the same distribution (Leviathan et al. 2023, arXiv:2211.17192;
-    Chen et al. 2023, arXiv:2302.01318; how a draft is checked here: ``rlhf.rollout.speculation``). A good draft model is small beside
-    the policy and distilled from it (`rlhf distill`; Zhou et al. 2023, "DistillSpec", arXiv:2310.08461).
+    The distribution of samples is the policy's own (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318). By
+    default the samples are, too: for the same seed those of ``PolicyModel.generate``, token for token up to the rounding of products of
+    another shape (``rlhf.rollout.speculation`` says how). Greedy decoding gives the same text in any case. A good draft model is small
+    beside the policy and distilled from it (`rlhf distill`; Zhou et al. 2023, "DistillSpec", arXiv:2310.08461).
 
     Args:
         policy: Sampled from.
         draft: A policy with the same tokenizer, the folder or hub name of one, or ``"prompt_lookup"``.
         draft_tokens: Most tokens guessed at once.
         max_rows: Guess only while at most so many completions are sampled side by side.
+        keeps: ``"samples"``, or ``"distribution"``, which accepts more of a draft model's guesses at a temperature above 0 by rejection
+            sampling; a sample then depends on the draft model, and on what is sampled beside it.
         ngram_tokens: For prompt lookup: so many tokens must agree for what followed them to be guessed.
         settings: Further arguments of ``LocalEngine``, such as ``compiled=True``.
 
@@ -49,6 +51,7 @@ class SpeculativeDecoder:
         *,
         draft_tokens: int = 4,
         max_rows: int = 4,
+        keeps: Literal["samples", "distribution"] = "samples",
         ngram_tokens: int = 2,
         **settings: Any,
     ) -> None:
@@ -59,7 +62,7 @@ class SpeculativeDecoder:
             self.engine = LocalEngine(policy, speculate=lookup, **settings)
             return
         is_named = isinstance(draft, str | PathLike)
-        config = DraftModelConfig.of({**how, "model": fspath(draft) if is_named else "given"})
+        config = DraftModelConfig.of({**how, "keeps": keeps, "model": fspath(draft) if is_named else "given"})
         self.engine = LocalEngine(policy, speculate=config, draft=None if is_named else draft, **settings)
 
     def generate(

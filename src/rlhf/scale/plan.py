@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlhf.activity import ACTIVITIES
-from rlhf.config.engines import RolloutWeights
+from rlhf.config.engines import PromptLookupConfig, RolloutWeights
 from rlhf.config.judge_requests import JudgeRequests, judge_requests
 from rlhf.config.model import DType, ModelConfig
 from rlhf.config.recipe import RecipeConfig
@@ -307,7 +307,7 @@ class _Planner:
             costs = SamplingProbe(
                 shape, asked.prompts, stage.group_size, self.machine,
                 autocast=stage.autocast, sampling=stage.sampling, weights=weights,
-                speculate=getattr(stage.engine, "speculate", None), compiled=getattr(stage.engine, "compiled", False),
+                speculate=_looked_up(stage.engine), compiled=getattr(stage.engine, "compiled", False),
             )  # fmt: skip
         else:
             costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
@@ -371,3 +371,9 @@ class _Planner:
                 self.shapes[whose] = self._shape(ModelConfig.of({"path": source}))
                 models.append((whose, "scalar"))
         return models
+
+
+def _looked_up(engine: Any) -> PromptLookupConfig | None:
+    """How an engine guesses tokens, as far as that can be measured without a trained model."""
+    config = getattr(engine, "speculate", None)
+    return config if isinstance(config, PromptLookupConfig) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.activity import Activity
-from rlhf.config.engines import is_lowered
+from rlhf.config.engines import DraftModelConfig, is_lowered
 from rlhf.config.judge_reward import JudgeRewardConfig
 from rlhf.config.stage_inputs import OfflineStage
 from rlhf.scale.costs import Head
@@ -183,8 +183,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
         yield "sampling in a separate process (async_rollouts) is counted as if this process did it, plus the memory of that process"
     if stage.engine.kind != "local":
         yield f"the engine {stage.engine.kind} is assumed to cost what sampling in this process does; its time and memory are unknown"
-    if getattr(stage.engine, "speculate", None) is not None:
-        yield "drafts (engine.speculate) are accepted as often as with untrained weights"
+    yield from _of_drafts(stage)
     if stage.kl.estimator == "exact" and stage.kl.where != "none":
         yield "comparing two whole distributions (kl.estimator exact) takes no longer than the passes that they come from"
     if getattr(stage, "dynamic_sampling", False):
@@ -195,6 +194,23 @@ def not_foreseen(stage: Any) -> Iterator[str]:
         yield "rewards that are functions, rules, services or judges over HTTP take no time"
     if any(isinstance(spec, JudgeRewardConfig) and spec.models_asked() for spec in getattr(stage, "reward", [])):
         yield "a judge that is run here reads each completion once; the time of its answers is not counted"
+
+
+def _of_drafts(stage: Any) -> Iterator[str]:
+    config = getattr(stage.engine, "speculate", None)
+    if config is None:
+        return
+    if isinstance(config, DraftModelConfig):
+        yield "the draft model (engine.speculate) guesses nothing, and takes no time and memory"
+    else:
+        yield "drafts (engine.speculate) are accepted as often as with untrained weights"
+    rows = stage.prompts_per_rollout * stage.group_size
+    if rows > config.max_rows:
+        yield (
+            f"a rollout samples {rows:,} completions side by side, and engine.speculate drafts only while at most {config.max_rows} are left: "
+            "it hardly helps here, and with more rows a wrong guess costs what a right one saves; leave it out unless measured otherwise "
+            "(docs/speculative.md)"
+        )
 
 
 def _exact_kl(stage: Any, *, tokens: float, in_step: float) -> Iterator[Pass]:

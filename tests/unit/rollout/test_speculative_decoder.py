@@ -112,14 +112,15 @@ def test_a_draft_that_is_always_wrong_costs_passes_and_changes_nothing(policy, d
     assert engine.figures["rollout/tokens_per_forward"] == 1
 
 
+@pytest.mark.parametrize("keeps", ["samples", "distribution"])
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.6}, {"top_p": 0.8}, {"top_k": 4}], ids=str)
-def test_the_distribution_is_that_of_direct_sampling(changes, word_tokenizer, endless):
+def test_the_distribution_is_that_of_direct_sampling(changes, keeps, word_tokenizer, endless):
     """Chi-square of pairs of tokens against the policy's own probabilities, and against samples of other seeds without a draft."""
     model = build_family("llama")
     policy, draft = (PolicyModel(each, word_tokenizer, choice=PACKED) for each in (model, near(model, noise=0.02)))
     sampling = SamplingConfig(max_new_tokens=3, **changes)
     prompts = build_prompts((5,))
-    drafted = LocalEngine(policy, speculate=DRAFTED.updated(max_rows=4000), draft=draft)
+    drafted = LocalEngine(policy, speculate=DRAFTED.updated(max_rows=4000, keeps=keeps), draft=draft)
     [ours] = drafted.generate(prompts, num_samples=3000, sampling=sampling, seed=1, rollout_index=0)
     [plain] = LocalEngine(policy).generate(prompts, num_samples=3000, sampling=sampling, seed=2, rollout_index=0)
     assert 0.2 < drafted.figures["rollout/draft_accept_frac"] < 0.95
@@ -151,6 +152,34 @@ def second_token_probs(model, prompt, completions, sampling) -> np.ndarray:
         kept = kept[: int((share < sampling.top_p).sum()) + 1]
         mixture[kept] += count * probs[kept] / probs[kept].sum()
     return mixture / sum(firsts.values())
+
+
+def test_rejection_sampling_accepts_more_and_gives_the_same_again(policy, draft, endless):
+    prompts, sampling = build_prompts(), SamplingConfig(max_new_tokens=50)
+    accepted = {}
+    for keeps in ("samples", "distribution"):
+        engine = LocalEngine(policy, speculate=DRAFTED.updated(keeps=keeps), draft=draft)
+        reply = ask(engine, prompts, sampling)
+        accepted[keeps] = engine.figures["rollout/draft_accept_frac"]
+        assert ask(engine, prompts, sampling) == reply
+    assert accepted["distribution"] > accepted["samples"] + 0.03
+    itself = LocalEngine(policy, speculate=DRAFTED.updated(keeps="distribution"), draft=policy)
+    ask(itself, build_prompts((7,)), sampling, num_samples=1)
+    assert itself.figures["rollout/draft_accept_frac"] == 1
+
+
+def test_log_probabilities_of_accepted_guesses_are_the_policys(policy, draft):
+    """They are those that scoring the completion gives, and with filters also those of what is left."""
+    sampling = SamplingConfig(max_new_tokens=30, top_k=10)
+    engine = LocalEngine(policy, speculate=DRAFTED.updated(keeps="distribution"), draft=draft)
+    prompt = build_prompts((11,))[0]
+    [[completion]] = ask(engine, [prompt], sampling, num_samples=1)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[*prompt.ids, *completion.tokens]])).logits[0, len(prompt.ids) - 1 : -1]
+    tokens = torch.tensor(completion.tokens)[:, None]
+    assert completion.logprobs == pytest.approx(logits.log_softmax(-1).gather(1, tokens)[:, 0].tolist(), abs=1e-9)
+    kept = logits.masked_fill(logits < logits.topk(10).values[:, -1:], -torch.inf).log_softmax(-1)
+    assert completion.sampling_logprobs == pytest.approx(kept.gather(1, tokens)[:, 0].tolist(), abs=1e-9)
 
 
 def test_guesses_stop_while_many_rows_are_sampled_and_go_on_after(policy, draft):

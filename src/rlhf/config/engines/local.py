@@ -39,6 +39,9 @@ class DraftModelConfig(BaseConfig):
     """Tokens guessed at once."""
     max_rows: int = Field(4, ge=1)
     """Guess only while at most so many completions are sampled side by side; with more, a pass is bound by arithmetic."""
+    keeps: Literal["samples", "distribution"] = "samples"
+    """What is as without a draft: every sample, or the distribution that samples come from. With `distribution` guesses are accepted by
+    rejection sampling: more of them at a temperature above 0, and a sample depends on the draft model and on what is sampled beside it."""
 
 
 SpeculateConfig = Annotated[
