@@ -105,6 +105,10 @@ results: $(VENV)/.dev  ## the tables of results over fresh seeds in docs/results
 	$(SEEDS) --seeds 11 12 13 14 15 --arms PPO GRPO DPO --write docs/results/seeds.md $(ARGS)
 	$(SEEDS) --seeds 11 12 13 14 15 --arms "PPO hot, no KL" "PPO hot, KL" --write docs/results/reward_hacking.md $(ARGS)
 
+.PHONY: serving-faults
+serving-faults: $(VENV)/.dev  ## kill a server for models while clients ask, fill its disk, crowd it (about ten minutes)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/serving_faults.py --write docs/results/serving_faults.md $(ARGS)
+
 .PHONY: kills
 kills: $(VENV)/.core  ## kill runs at 50 random moments and show that they end with the same bits (about twenty minutes)
 	$(VENV)/bin/python tools/kill_proof.py --write docs/results/kills.md $(ARGS)

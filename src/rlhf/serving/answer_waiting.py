@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -25,7 +25,8 @@ async def answered(request: Request, future: Future[Answer], seconds: float) -> 
     waiting = asyncio.wrap_future(future)
     leaving = asyncio.create_task(_gone(request))
     try:
-        await asyncio.wait({waiting, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {waiting, leaving}
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             return waiting.result()
         if leaving.done():

@@ -70,15 +70,15 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
     name, model = generation.model(body, body.user or client)
     # in a thread: megabytes of text would stop all streams meanwhile
     prompt = await asyncio.to_thread(prompt_of, model, body.messages, kwargs=body.chat_template_kwargs)
-    found = None
+    searched = None
     if body.search is not None:
-        asked, found = searched_answer(request.app.state, body, body.search, name, model, prompt, client)
+        asked, searched = searched_answer(request.app.state, body, body.search, name, model, prompt, client)
     else:
         asked = generation.submit(
             body, name, model, prompt.ids, client=client, num_top=body.num_top, prefix="chatcmpl-"
         )
     answer = kept_answer(request, body, [asked], [body.messages], client)
-    return await _answer(request, body, [asked], _Chat(asked), answer, found)
+    return await _answer(request, body, [asked], _Chat(asked), answer, searched)
 
 
 @router.post("/v1/completions")
@@ -222,16 +222,16 @@ async def _answer(
     asked: list[Asked],
     form: _Form,
     answer: Answer | None,
-    found: SearchedAnswer | None = None,
+    searched: SearchedAnswer | None = None,
 ) -> Response:
     headers = {FINGERPRINT: form.asked.model.fingerprint}
     if body.stream:
-        stream = _stream(request, body, asked, form, answer, found)
+        stream = _stream(request, body, asked, form, answer, searched)
         first = await anext(stream)  # what is refused before the first word is refused with a status
         return StreamingResponse(chained(first, stream), media_type="text/event-stream", headers=headers)
     completed: dict[int, Completed] = {}
     usage = _Usage()
-    async for index, event in _all_pieces(request, asked) if found is None else found.events(request):
+    async for index, event in _all_pieces(request, asked) if searched is None else searched.events(request):
         if isinstance(event, Accepted):
             usage.cached += event.cached_tokens
         else:
@@ -241,7 +241,9 @@ async def _answer(
     usage.prompt = sum(one.num_prompt_tokens for one in asked)
     usage.completion = sum(len(one.tokens) for one in completed.values())
     choices = [form.choice(index, one) for index, one in sorted(completed.items())]
-    told = {"choices": choices, "usage": usage.told(found)} | ({"search": found.told} if found is not None else {})
+    told = {"choices": choices, "usage": usage.told(searched)} | (
+        {"search": searched.told} if searched is not None else {}
+    )
     return JSONResponse(form.head(form.whole) | told, headers=headers)
 
 
@@ -251,7 +253,7 @@ async def _stream(
     asked: list[Asked],
     form: _Form,
     answer: Answer | None,
-    found: SearchedAnswer | None,
+    searched: SearchedAnswer | None,
 ) -> AsyncIterator[str]:
     """Server-sent events."""
     usage = _Usage(prompt=sum(one.num_prompt_tokens for one in asked))
@@ -264,7 +266,7 @@ async def _stream(
         return f"data: {json.dumps(message, ensure_ascii=False)}\n\n"
 
     try:
-        async for index, event in _all_pieces(request, asked) if found is None else found.events(request):
+        async for index, event in _all_pieces(request, asked) if searched is None else searched.events(request):
             if isinstance(event, Accepted):
                 usage.cached += event.cached_tokens
                 continue
@@ -280,14 +282,14 @@ async def _stream(
                 ):  # before its end is sent: a client that has all of it may give feedback
                     await answer.keep({index: completed.pop(index)})
             if event.text or event.logprobs or event.finish_reason is not None:
-                yield said([form.delta(index, event)], **({"search": found.told} if found is not None else {}))
+                yield said([form.delta(index, event)], **({"search": searched.told} if searched is not None else {}))
     except APIError as err:
         if not begun:
             raise
         yield f"data: {json.dumps(err.body())}\n\n"  # the status is out
         return
     if with_usage:
-        yield said([], usage=usage.told(found))
+        yield said([], usage=usage.told(searched))
     yield "data: [DONE]\n\n"
 
 
@@ -336,13 +338,13 @@ class _Usage:
     def __init__(self, prompt: int = 0) -> None:
         self.prompt, self.completion, self.cached = prompt, 0, 0
 
-    def told(self, found: SearchedAnswer | None) -> dict[str, Any]:
+    def told(self, searched: SearchedAnswer | None) -> dict[str, Any]:
         """A search's tokens are all that it sampled, and the whole cost stands beside them."""
-        completion = self.completion if found is None else found.cost.policy_tokens
+        completion = self.completion if searched is None else searched.cost.policy_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": completion,
             "total_tokens": self.prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
-        return usage if found is None else usage | {"search": found.cost.to_dict()}
+        return usage if searched is None else usage | {"search": searched.cost.to_dict()}

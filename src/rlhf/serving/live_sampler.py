@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -49,7 +50,7 @@ class LiveSampler:
     ) -> None:
         self._engine, self._inbox, self._model, self._request = engine, inbox, model, request
         self._at_once = at_once
-        self._is_ended = False
+        self._ended = threading.Event()
         self._call: Future[list[Completion]] | None = None
 
     def generate(
@@ -66,12 +67,12 @@ class LiveSampler:
         Raises:
             SearchEndedError: ``end`` was called, or the engine failed a request.
         """
-        if self._is_ended:
+        if self._ended.is_set():
             self._refuse("nobody waits for it any more")
         places = number_samples(prompts, num_samples)
         asked = [self._request_of(prompts[place], sample, sampling, seed) for place, sample in places]
         self._call = asyncio.run_coroutine_threadsafe(self._sampled(asked), self._inbox.loop)
-        if self._is_ended:  # since it was asked above
+        if self._ended.is_set():  # since it was asked above
             self._call.cancel()
         try:
             sampled = self._call.result()
@@ -84,7 +85,7 @@ class LiveSampler:
 
     def end(self) -> None:
         """Let go of what is being sampled; nothing more is."""
-        self._is_ended = True
+        self._ended.set()
         if self._call is not None:
             self._call.cancel()
 

@@ -109,7 +109,7 @@ class RerankBody(ScoreBody):
     top_n: Annotated[int, Field(ge=0)] = 0
 
 
-PAIRS: Mapping[tuple[str, str], type[ScoreBody]] = {
+PAIRS: Mapping[tuple[str, ...], type[ScoreBody]] = {
     ("text_1", "text_2"): TextPairs,
     ("queries", "documents"): DocumentPairs,
     ("queries", "items"): ItemPairs,

@@ -15,7 +15,7 @@ from rlhf.search.contract import Cost, SearchResult
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, biases
 from rlhf.serving.generate_api import Asked, sampling_of
-from rlhf.serving.generation import Accepted, GenerationRequest, Piece
+from rlhf.serving.generation import Accepted, FinishReason, GenerationRequest, Piece
 from rlhf.serving.model_choice import picked
 from rlhf.serving.search_requests import SearchBody
 from rlhf.serving.served_model import ServedModel
@@ -48,7 +48,7 @@ class SearchedAnswer:
             raise APIError(400, message, code="invalid_value", param="search.budget")
         yield 0, Accepted(0, self.request.model.fingerprint)
         text = text_before_stop(completion, self.request.sampling.stop)
-        reason = "length" if completion.truncated else "stop"
+        reason: FinishReason = "length" if completion.truncated else "stop"
         yield 0, Piece(index=0, text=text, tokens=completion.tokens, logprobs=[], finish_reason=reason)
 
     def _told(self, result: SearchResult) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def searched_answer(
         id="", prompt=prompt.ids, sampling=sampling, seed=seed, logit_bias=biases(body, model.vocabulary), ignore_eos=body.ignore_eos,
         client=client,
     )  # fmt: skip
-    found = SearchedAnswer(
+    searched = SearchedAnswer(
         state.searches,
         SearchRequest(
             body=search, model=model, scorer=scorer, prompt=prompt, sampling=sampling, seed=seed, request=common
@@ -98,7 +98,7 @@ def searched_answer(
     )
     how = search.model_dump(mode="json", exclude_defaults=True)
     asked = Asked(f"chatcmpl-{secrets.token_hex(12)}", name, model, len(prompt.ids), 1, sampling, seed, how)
-    return asked, found
+    return asked, searched
 
 
 def _scorer(state: Any, search: SearchBody, user: str) -> tuple[str | None, ServedScorer | None]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -110,3 +111,21 @@ def client_of(site: Any) -> Any:
         base_url="http://testserver/v1", api_key="none", max_retries=0,
         http_client=httpx2.Client(transport=httpx2.MockTransport(send)),
     )  # fmt: skip
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """The application behind a socket."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()

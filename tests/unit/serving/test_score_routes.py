@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
 from fastapi.testclient import TestClient
 
 from rlhf.config.serving import ServingConfig
@@ -24,7 +21,7 @@ from rlhf.rewards.types import TextCompletion
 from rlhf.rollout.types import Completion
 from rlhf.serving import create_app
 from rlhf.serving.model_routes import Source
-from tests.unit.serving.conftest import build_model
+from tests.unit.serving.conftest import build_model, listening
 
 PROMPTS = ["Once upon", "There was a", "The dog"]
 COMPLETIONS = [" a time", " cat that sat", " ran."]
@@ -63,22 +60,6 @@ def local(folders) -> dict[str, Any]:
         "reward": LearnedReward(folders["reward"]),
         "process": ProcessReward(ProcessRewardModel.from_pretrained(folders["process"])),
     }
-
-
-@contextmanager
-def listening(app: Any) -> Iterator[str]:
-    """The application behind a socket."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def sampled(tokenizer, texts: list[str], said: list[str]) -> tuple[list[Any], list[Completion]]:
