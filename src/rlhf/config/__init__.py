@@ -9,6 +9,8 @@ rewards         who judges completions
 guidelines      what annotators are asked to look at, and the overall rating that follows
 guards          what watches a training run, its limits and what an alarm does
 training        what every trainer shares, and the settings of each algorithm
+stages          the table of kinds of stages; a kind's class is imported when it is looked up
+lazy_union      a choice between kinds of which only the chosen one's class is built
 recipe          named stages and their inputs: what `rlhf run` runs
 assets          the folder that ${RLHF_ASSETS} names, and what to say where it is not there
 presets         whole recipes by model size

@@ -256,7 +256,7 @@ HEAVY = (
     "huggingface_hub",
     "asyncio",
 )
-SETTINGS = ("rlhf.config.base", "rlhf.config.stages")
+SETTINGS = ("rlhf.config.base", "rlhf.config.stage_inputs")
 """Classes of settings, of which a record needs none."""
 LOOK = f"""
 import json, sys
