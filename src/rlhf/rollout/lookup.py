@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from rlhf.rollout.speculation import DraftedRun
 
@@ -17,7 +18,7 @@ from rlhf.rollout.speculation import DraftedRun
 class LookupDrafter:
     """See ``rlhf.rollout.speculation.Drafter``; of the prompts of one request."""
 
-    probs = None
+    probs: Tensor | None = None
 
     def __init__(self, prompts: Sequence[Sequence[int]], *, ngram_tokens: int) -> None:
         self._prompts, self._ngram_tokens = prompts, ngram_tokens

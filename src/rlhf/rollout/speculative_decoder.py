@@ -57,13 +57,16 @@ class SpeculativeDecoder:
     ) -> None:
         self.policy = policy
         how = {"draft_tokens": draft_tokens, "max_rows": max_rows}
-        if isinstance(draft, str) and draft == PROMPT_LOOKUP:
-            lookup = PromptLookupConfig.of({**how, "ngram_tokens": ngram_tokens})
-            self.engine = LocalEngine(policy, speculate=lookup, **settings)
-            return
-        is_named = isinstance(draft, str | PathLike)
-        config = DraftModelConfig.of({**how, "keeps": keeps, "model": fspath(draft) if is_named else "given"})
-        self.engine = LocalEngine(policy, speculate=config, draft=None if is_named else draft, **settings)
+        if isinstance(draft, str | PathLike):
+            name, given = fspath(draft), None
+        else:
+            name, given = "given", draft
+        config: PromptLookupConfig | DraftModelConfig
+        if given is None and name == PROMPT_LOOKUP:
+            config = PromptLookupConfig.of({**how, "ngram_tokens": ngram_tokens})
+        else:
+            config = DraftModelConfig.of({**how, "keeps": keeps, "model": name})
+        self.engine = LocalEngine(policy, speculate=config, draft=given, **settings)
 
     def generate(
         self,
