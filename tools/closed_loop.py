@@ -49,8 +49,11 @@ stages:
   sft: {kind: sft, model: embedded, data: stage:world/sft.jsonl, learning_rate: 1e-3, max_steps: STEPS, batch_size: 32}
 """
 ROUNDS = ("good", "good", "poisoned", "good")
-SETTINGS = ("stages.kto.learning_rate=3e-4", "stages.kto.batch_size=32", "stages.kto.epochs=3")
-"""Of the recipe: it is made for ten thumbs, and these are for hundreds."""
+SETTINGS = (
+    "stages.kto.learning_rate=3e-4", "stages.kto.batch_size=16", "stages.kto.epochs=4", "stages.kto.desirable_weight=2",
+    "stages.gate.limit=300",
+)  # fmt: skip
+"""Of the recipe: it is made for ten thumbs, and these are for hundreds, of which a third is up."""
 
 
 @dataclass
@@ -327,7 +330,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", type=Path, help="Markdown page to write.")
-    parser.add_argument("--prompts", type=int, default=400, help="Of each round; each gets two completions.")
+    parser.add_argument("--prompts", type=int, default=200, help="Of each round; each gets two completions.")
     parser.add_argument("--users", type=int, default=10)
     parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--steps", type=int, default=120, help="Of fine-tuning before the first round.")

@@ -21,7 +21,7 @@ def test_users_slip_as_often_as_they_should_and_two_do_not_read():
 
 @pytest.mark.slow
 def test_three_rounds_improve_the_champion_and_a_poisoned_one_is_refused_while_requests_go_on(tmp_path):
-    numbers = loop(tmp_path, num_prompts=300, num_users=10, noise=0.1, steps=120, limit=400)
+    numbers = loop(tmp_path, num_prompts=200, num_users=10, noise=0.1, steps=120, limit=400)
     by_kind = dict(zip(ROUNDS, numbers["rounds"], strict=True))
     assert not by_kind["poisoned"]["promoted"]
     assert by_kind["poisoned"]["version"] == numbers["rounds"][1]["version"], "the champion of before goes on"
