@@ -154,12 +154,13 @@ def test_a_kl_with_a_weight_is_measured_in_every_rollout():
 @pytest.mark.parametrize("name", ONLINE)
 def test_the_reward_rises(name):
     log = TrainingLogger()
-    settings = {"ppo": {"kl": {"coef": 0.01}}, "grpo": {"group_size": 4, "kl": {"coef": 0.01}}}[name]
-    toy.build_trainer(
-        name, log=log, rollouts=30, prompts_per_rollout=32, minibatch_size=32, learning_rate=2e-2, **settings
-    ).train()
+    settings = {
+        "ppo": {"prompts_per_rollout": 32, "minibatch_size": 16},
+        "grpo": {"prompts_per_rollout": 16, "group_size": 4, "minibatch_size": 32},
+    }[name]
+    toy.build_trainer(name, log=log, rollouts=15, learning_rate=2e-2, kl={"coef": 0.01}, **settings).train()
     scores = [e["metrics"][f"{name}/score_mean"] for e in log.read("metrics") if f"{name}/score_mean" in e["metrics"]]
-    assert len(scores) == 30
+    assert len(scores) == 15
     assert 0.35 < sum(scores[:2]) / 2 < 0.65
     assert sum(scores[-3:]) / 3 > 0.85
 
@@ -167,11 +168,15 @@ def test_the_reward_rises(name):
 @pytest.mark.parametrize("name", ONLINE)
 def test_a_constant_reward_with_a_penalty_pulls_back_to_the_reference(name):
     log = TrainingLogger()
-    where = {"ppo": {"where": "reward", "estimator": "k1"}, "grpo": {"where": "loss", "estimator": "k3"}}[name]
+    settings = {
+        "ppo": {"kl": {"coef": 1.0, "where": "reward", "estimator": "k1"}, "rollouts": 25, "learning_rate": 3e-3},
+        "grpo": {
+            "kl": {"coef": 1.0, "where": "loss", "estimator": "k3"}, "rollouts": 14, "learning_rate": 6e-3, "group_size": 2,
+        },
+    }[name]  # fmt: skip
     trainer = toy.build_trainer(
-        name, log=log, scorer=toy.Constant(1.0), rollouts=25, prompts_per_rollout=16, learning_rate=3e-3,
-        minibatch_size=12, kl={"coef": 1.0, **where}, **({"group_size": 2} if name == "grpo" else {}),
-    )  # fmt: skip
+        name, log=log, scorer=toy.Constant(1.0), prompts_per_rollout=16, minibatch_size=12, **settings
+    )
     toy.change_weights(trainer.policy.model, by=0.15)
     trainer.train()
     kls = [e["metrics"][f"{name}/ref_kl"] for e in log.read("metrics") if f"{name}/ref_kl" in e["metrics"]]
