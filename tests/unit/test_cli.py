@@ -49,7 +49,7 @@ COMMANDS = {
     "capabilities": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "report": "RUN --runs",
-    "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --device",
+    "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --draft --draft-tokens --compiled --device",
     "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --quiet --json",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
@@ -279,6 +279,23 @@ def test_completions_come_as_one_object_a_line(call, tiny_model_folder, tmp_path
     assert all(row["logprob"] < 0 and row["finish_reason"] in ("eos", "length") for row in rows)
     assert call(*words, "--seed", "5")[1] == out
     assert call(*words, "--seed", "6")[1] != out
+
+
+@pytest.mark.parametrize("draft", ["itself", "prompt_lookup"])
+def test_a_draft_changes_no_completion_and_its_share_of_right_guesses_is_told(call, draft, tiny_model_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Question: what?"}\n{"prompt": "Who?"}\n', encoding="utf-8")
+    words = ["generate", tiny_model_folder, prompts, "--max-new-tokens", "12", "--temperature", "0"]
+    name = tiny_model_folder if draft == "itself" else draft
+    code, out, err = call(*words, "--draft", name, "--draft-tokens", "3")
+    assert code == 0
+
+    def without_numbers(text: str) -> list[dict]:
+        return [json.loads(line) | {"logprob": None} for line in text.splitlines()]
+
+    assert without_numbers(out) == without_numbers(call(*words)[1])
+    assert "tokens for each pass of the model" in err
+    assert draft != "itself" or "draft: 100.0" in err
 
 
 def test_completions_are_named_by_their_prompts_and_not_by_file_and_line(call, tiny_model_folder, tmp_path):
