@@ -22,7 +22,8 @@ READY = "Echo Test environment ready!"
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(
-        not PYTHON, reason="RLHF_OPENENV_PYTHON names no interpreter of an environment with openenv-core (0.2.1 was tried)"
+        not PYTHON,
+        reason="RLHF_OPENENV_PYTHON names no interpreter of an environment with openenv-core (0.2.1 was tried)",
     ),
 ]
 SECONDS = 180
@@ -33,12 +34,15 @@ def server(tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("openenv")
     assert PYTHON is not None
     made = "from openenv.cli.__main__ import app; app()"
-    subprocess.run([PYTHON, "-c", made, "init", "echo_test"], cwd=folder, check=True, capture_output=True, timeout=SECONDS)
+    subprocess.run(
+        [PYTHON, "-c", made, "init", "echo_test"], cwd=folder, check=True, capture_output=True, timeout=SECONDS
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     served = subprocess.Popen(
-        [PYTHON, "-m", "uvicorn", "server.app:app", "--port", str(port), "--log-level", "warning"], cwd=folder / "echo_test"
+        [PYTHON, "-m", "uvicorn", "server.app:app", "--port", str(port), "--log-level", "warning"],
+        cwd=folder / "echo_test",
     )
     try:
         await_health(f"http://127.0.0.1:{port}", served)

@@ -171,6 +171,4 @@ def check_judge(judge: JudgeArgument, settings: Overrides = None, as_json: JsonO
 
 
 def _needs_none(name: str, config: Any) -> str:
-    return (
-        f"The judge {name} has no certificate and needs none: {config.needs_none_because}. `rlhf judge certify` measures it all the same."
-    )
+    return f"The judge {name} has no certificate and needs none: {config.needs_none_because}. `rlhf judge certify` measures it all the same."

@@ -244,7 +244,9 @@ def _step(node: Any, key: str, item: str) -> Any:
     child = node[key]
     if (section := _long_form(key, child)) is not None:
         names_kind = key in WRITTEN_AS_TEXTS and item.partition("=")[0].endswith(f"{key}.kind")
-        child = node[key] = {} if names_kind else section  # the text may be the value of a key that another kind does not have
+        child = node[key] = (
+            {} if names_kind else section
+        )  # the text may be the value of a key that another kind does not have
     if not isinstance(child, dict | list):
         is_file = isinstance(child, str) and child.endswith((".yaml", ".yml"))
         raise ConfigError(

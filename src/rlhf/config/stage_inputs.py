@@ -328,7 +328,11 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
         why = f"{lonely} compares completions of one prompt with each other"
         if self.group_size < 2:
             raise ValueError(f"{why}, and group_size is {self.group_size}; give at least 2")
-        if self.curriculum is not None and self.environment is None and all(spec.needs_siblings for spec in self.reward):
+        if (
+            self.curriculum is not None
+            and self.environment is None
+            and all(spec.needs_siblings for spec in self.reward)
+        ):
             raise ValueError(
                 f"{why}, so every prompt has the same mean and none a pass rate that a curriculum could go by; leave curriculum out, or take "
                 "mode: points"

@@ -22,9 +22,7 @@ MOST_LETTERS = 20
 NO_TEXTS = frozenset({"id", "ids", "len", "length", "model", "num", "rating", "score", "source", "tokens"})
 """Words in names of columns that say something about a text and do not hold it."""
 
-RENAME = (
-    " Rename columns with columns={'THEIRS': 'OURS'}, in a recipe `columns: {THEIRS: OURS}`, on the command line columns.THEIRS=OURS."
-)
+RENAME = " Rename columns with columns={'THEIRS': 'OURS'}, in a recipe `columns: {THEIRS: OURS}`, on the command line columns.THEIRS=OURS."
 """Where no column seems to mean one of ours."""
 
 

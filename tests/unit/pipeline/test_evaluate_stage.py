@@ -157,7 +157,10 @@ def test_a_number_for_the_hub_that_will_not_be_measured_is_refused_before_anythi
     stage = {"kind": "evaluate", "policy": "p", "prompts": "t.jsonl", "judge": "a.b:c", **settings}
     with pytest.raises(ConfigError, match=wanted):
         EvaluateStage.of({**stage, "hub_results": {"dataset": "a/b", "metric": metric}})
-    for fine in (*settings.get("metrics", ("win_rate", "gold/polite")), f"{settings.get('metrics', ['proxy'])[0]}/part"):
+    for fine in (
+        *settings.get("metrics", ("win_rate", "gold/polite")),
+        f"{settings.get('metrics', ['proxy'])[0]}/part",
+    ):
         EvaluateStage.of({**stage, "hub_results": {"dataset": "a/b", "metric": fine}})
 
 

@@ -62,7 +62,9 @@ def run_preference(stage: Any, at: StageContext) -> StageOutcome:
     reference = load_policy(named, at, seed=seed_of(stage.seed)).requires_grad_(False) if named is not None else None
     result, metrics = train(stage, at, policy, rows, held_out, reference=reference)
     save_model(policy, stage, at, metrics)
-    return StageOutcome(f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {_measured(stage.kind, metrics)}", metrics)
+    return StageOutcome(
+        f"{num_rows(rows, noun)}, {counted(result.steps, 'step')}, {_measured(stage.kind, metrics)}", metrics
+    )
 
 
 def _measured(kind: str, metrics: Mapping[str, float]) -> str:
