@@ -121,8 +121,8 @@ def _without_careless(rows: list[dict[str, Any]], wanted: EventsWanted) -> tuple
     if not careless:
         return rows, []
     if not wanted.qualified:
-        named = [printable(f"! {user} may not read what they judge: {why}") for user, why in careless.items()]
+        named = [f"! {printable(user)} may not read what they judge: {why}" for user, why in careless.items()]
         return rows, [*named, "--qualified leaves them out."]
     kept = [row for row in rows if row.get("annotator_id") not in careless]
-    named = [printable(f"left out: {user}: {why}") for user, why in careless.items()]
+    named = [f"left out: {printable(user)}: {why}" for user, why in careless.items()]
     return kept, [*named, f"left out: {counted(len(rows) - len(kept), 'row')} of theirs."]

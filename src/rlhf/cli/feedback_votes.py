@@ -42,7 +42,7 @@ def arena(
         return
     _show(rated)
     for user, why in careless.items():
-        print(printable(f"{'left out' if qualified else '!'} {user}: {why}"))
+        print(f"{'left out:' if qualified else '!'} {printable(user)}: {why}")
     if careless and not qualified:
         print("--qualified leaves them out.")
 
