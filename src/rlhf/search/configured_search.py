@@ -17,8 +17,7 @@ from rlhf.rewards.functions import load_function
 from rlhf.rewards.model_reward import ModelReward
 from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import Notify, Scorer, listen
-from rlhf.rollout.local import SamplablePolicy
-from rlhf.rollout.types import RolloutEngine
+from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Budget, Strategy
 from rlhf.search.critics import check_other_than_critic

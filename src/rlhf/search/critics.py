@@ -21,8 +21,8 @@ from rlhf.rewards.functions import FunctionReward, load_function
 from rlhf.rewards.in_memory import own_name
 from rlhf.rewards.model_reward import ModelReward, model_folder
 from rlhf.rewards.types import Scorer
-from rlhf.rollout.local import LocalEngine, SamplablePolicy
-from rlhf.rollout.types import RolloutEngine
+from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 from rlhf.search.contract import Critique, CritiqueRequest
 from rlhf.search.prompt_texts import PromptTexts, shown
 

@@ -25,6 +25,7 @@ from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.requests import rows_to_check
+from rlhf.rollout.speculation import Drafter
 from rlhf.rollout.types import Completion, PromptLike, SamplablePolicy
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Choice
@@ -104,7 +105,7 @@ class EnsemblePolicy(LocalEngine):
                 prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index
             )
 
-    def _decoder(self, model: PreTrainedModel, fused: FusedModel | None) -> Decoder:
+    def _decoder(self, model: PreTrainedModel, fused: FusedModel | None, drafter: Drafter | None = None) -> Decoder:
         members: list[Decoder] = []
         for policy, cache in zip(self.policies, self._caches, strict=True):
             own = base_model(policy.model)

@@ -8,8 +8,7 @@ from rlhf.config.search import SearchSettings
 from rlhf.models.value import ValueModel
 from rlhf.rewards.model_reward import model_folder
 from rlhf.rewards.types import Scorer
-from rlhf.rollout.local import SamplablePolicy
-from rlhf.rollout.types import RolloutEngine
+from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 from rlhf.search.critics import Critic, build_critic
 from rlhf.search.prompt_texts import PromptTexts
 from rlhf.search.value_scores import ValueScores

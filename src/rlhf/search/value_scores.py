@@ -12,7 +12,7 @@ from rlhf.errors import ModelError
 from rlhf.models.score import base_model, evaluating
 from rlhf.models.value import ValueModel
 from rlhf.rewards.types import CompletionLike, ScoreResult
-from rlhf.rollout.local import SamplablePolicy
+from rlhf.rollout.types import SamplablePolicy
 
 MAX_TOKENS = 16_384
 """Distinct tokens in one forward pass; memory only."""

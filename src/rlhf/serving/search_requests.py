@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from rlhf.config.base import BaseConfig
-from rlhf.config.search import AnswerConfig, BudgetConfig, OwnStrategyConfig, StrategyConfig, StrategySpec
+from rlhf.config.search import BudgetConfig
+from rlhf.config.search_strategies import AnswerConfig, OwnStrategyConfig, StrategyConfig, StrategySpec
 
 
 class SearchBody(BaseConfig):
