@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,44 @@ def no_disk_is_waited_for() -> Iterator[dict[str, Any]]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(database, "SYNCHRONOUS", "OFF")
         yield set_aside
+
+
+@pytest.fixture(scope="session", autouse=True)
+def new_stores_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A new store in a file begins as a copy of an empty one, which migrations made once. Gives what was set aside."""
+    from rlhf.store import store as module
+
+    upgrade, folder = module.upgrade, tmp_path_factory.mktemp("empty store")
+    empty = folder / "empty.db"
+
+    def upgrade_quickly(engine: Any) -> None:
+        file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+        if file is not None and file.suffix and not file.exists():
+            if not empty.exists():
+                made = module.open_engine(empty)
+                upgrade(made)
+                made.dispose()
+            copy = Path(shutil.copy2(empty, folder / f"{threading.get_ident()}.db"))
+            with contextlib.suppress(OSError):  # another thread was first, or the name is none of a file
+                os.link(copy, file)
+            copy.unlink()
+            if file.exists():
+                return
+        upgrade(engine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "upgrade", upgrade_quickly)
+        yield upgrade
+
+
+@pytest.fixture(scope="module")
+def stores_are_made(new_stores_are_copies: Any) -> Iterator[None]:
+    """For tests of how a store is made and opened."""
+    from rlhf.store import store as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "upgrade", new_stores_are_copies)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ import math
 import textwrap
 
 import pytest
+import yaml
 from pydantic import TypeAdapter
 
 from rlhf.config.base import SHORT_FORMS, apply_overrides
@@ -14,7 +15,7 @@ from rlhf.config.policy import PPOConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.sft import SFTConfig
 from rlhf.config.training_stages import SFTStage
-from rlhf.config.yaml_text import read_yaml
+from rlhf.config.yaml_text import parse_yaml, read_yaml, yaml_of
 from rlhf.errors import ConfigError
 
 
@@ -210,3 +211,22 @@ def test_a_record_is_read_by_the_rules_of_any_yaml_file(tmp_path):
     (tmp_path / "recipe.yaml").write_text("a: 1\na: 2\n")
     with pytest.raises(ConfigError, match=r"'a'.*twice"):
         read_yaml(tmp_path / "recipe.yaml", written_by_us=True)
+
+
+ODD_VALUES = {
+    "text": ["a: b", "012", "yes", " lead", "two\nlines\n", "Größe 大小 \U0001f469 \x1b \u2028", "word " * 60],
+    "numbers": [1e-5, 1.0, -3, True, None],
+    "empty": [{}, [], ""],
+    "${NAME}": {"stage:sft": "x"},
+}
+
+
+@pytest.mark.parametrize("without_libyaml", [False, True])
+def test_what_is_written_as_yaml_is_read_back_and_is_the_same_text_with_and_without_libyaml(
+    without_libyaml, monkeypatch
+):
+    if without_libyaml:
+        monkeypatch.delattr(yaml, "CSafeDumper", raising=False)
+    text = yaml_of(ODD_VALUES)
+    assert parse_yaml(text, "text") == ODD_VALUES
+    assert text == yaml.safe_dump(ODD_VALUES, sort_keys=False, allow_unicode=True, width=120)

@@ -21,6 +21,8 @@ from rlhf.store.assign import AssignmentRules
 from rlhf.store.database import open_engine, writing
 from rlhf.store.migrate import alembic_config
 
+pytestmark = pytest.mark.usefixtures("stores_are_made")
+
 
 def test_what_was_decided_is_there_when_the_store_is_opened_again(place):
     with PreferenceStore(place, rules=AssignmentRules(overlap=3), seed=7):

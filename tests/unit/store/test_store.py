@@ -494,7 +494,7 @@ def test_a_limit_for_each_annotator_ends_their_work(place):
 def test_acknowledged_judgments_survive_a_kill(place):
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
-        store.add_tasks([pair(f"t{n}") for n in range(2000)])
+        store.add_tasks([pair(f"t{n}") for n in range(400)])
     code = textwrap.dedent(f"""
         import sys
         from rlhf.store import PreferenceStore
