@@ -255,7 +255,7 @@ async def damaged(folder: Path, size: Size) -> Outcome:
                     outcome.problems.append("the damaged version was not refused")
                     break
                 await asyncio.sleep(0.2)
-            await asyncio.sleep(1)
+            await asyncio.sleep(5)
     _judge_load(outcome, statuses, weights=1)
     outcome.came += f"; refused {refused:.0f} time"
     return outcome

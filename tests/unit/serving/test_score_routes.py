@@ -63,11 +63,13 @@ def local(folders) -> dict[str, Any]:
 
 
 def sampled(tokenizer, texts: list[str], said: list[str]) -> tuple[list[Any], list[Completion]]:
-    """Prompts, and completions as a policy with the same tokenizer samples them: every third is cut, one makes no sense."""
+    """Prompts, and completions as a policy with the same tokenizer samples them: every third is cut, every fourth was sampled
+    character by character."""
     prompts = list(GRPODataset([{"prompt": text, "topic": 1} for text in texts], tokenizer))
     completions = []
     for number, text in enumerate(said):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        parts = list(text) if number % 4 == 1 else [text]
+        ids = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
         cut = number % 3 == 2
         ids = ids if cut else [*ids, tokenizer.eos_token_id]
         completions.append(
@@ -93,6 +95,13 @@ def test_a_service_reward_gives_exactly_the_scores_of_the_local_reward(folders, 
         parts = ServiceReward(f"{url}/v1/score", arguments={"model": kind}, request_size=5, concurrency=3)
         assert parts.score(prompts, completions).scores == pytest.approx(own, rel=1e-4, abs=1e-5)
     assert len(set(own)) > 6, "scores that are all alike would prove nothing"
+
+
+def test_a_text_that_was_cut_is_scored_without_an_end(site, local):
+    body = {"model": "reward", "prompts": PROMPTS, "completions": COMPLETIONS, "ended": [True, False, True]}
+    scores = site.post("/v1/score", json=body).json()["scores"]
+    assert scores == local["reward"](PROMPTS, COMPLETIONS, ended=[True, False, True])
+    assert scores != local["reward"](PROMPTS, COMPLETIONS)
 
 
 def test_conversations_are_scored_in_the_reward_models_template(site, local, folders, tokenizer, tmp_path):

@@ -130,9 +130,9 @@ def test_the_servers_limits_hold_whatever_budget_a_request_sets(folders):
 def test_searches_do_not_hold_up_other_streams_and_too_many_are_refused(folders):
     app = app_of(folders, max_searches=1, max_batch_size=4)
     with TestClient(app) as site:
-        slow = {"strategy": {"kind": "best_of_n", "num_samples": 60}, "scorer": "reward"}
+        slow = {"strategy": {"kind": "best_of_n", "num_samples": 16}, "scorer": "reward"}
         answers: list[Any] = []
-        searching = threading.Thread(target=lambda: answers.append(ask(site, slow, max_tokens=60, ignore_eos=True)))
+        searching = threading.Thread(target=lambda: answers.append(ask(site, slow, max_tokens=40, ignore_eos=True)))
         searching.start()
         while not app.state.searches._running:
             pass
@@ -143,7 +143,7 @@ def test_searches_do_not_hold_up_other_streams_and_too_many_are_refused(folders)
         assert (busy.status_code, busy.json()["error"]["code"]) == (429, "queue_full")
         searching.join()
     assert answers[0].status_code == 200
-    assert answers[0].json()["usage"]["search"]["policy_tokens"] == 60 * 60
+    assert answers[0].json()["usage"]["search"]["policy_tokens"] == 16 * 40
 
 
 def test_a_search_whose_client_leaves_ends(folders):
