@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf.config.file_stages import BestOfNStage, EvaluateStage
 from rlhf.config.search import SearchConfig, strategies_of
 from rlhf.config.search_revision import RevisionConfig
 from rlhf.config.search_stages import SearchCompareStage
 from rlhf.config.search_strategies import STRATEGY_KINDS, StrategyConfig
-from rlhf.config.stages import BestOfNStage, EvaluateStage
 from rlhf.errors import ConfigError
 from rlhf.pipeline.code_hash import code_of_stage
 
