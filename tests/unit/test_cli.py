@@ -50,7 +50,7 @@ COMMANDS = {
     "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --pairs "
-    "--draft --draft-tokens --compiled --device",
+    "--draft --draft-tokens --keeps --compiled --device",
     "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --quiet --json",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -56,10 +56,16 @@ def generate(
         str | None,
         typer.Option(
             help="Have a small model guess several tokens, which the model then checks at once: its folder, stage of a run or hub name, or "
-            "`prompt_lookup`. Samples do not change. See docs/speculative.md.",
+            "`prompt_lookup`. Greedy completions and the distribution of samples do not change. See docs/speculative.md.",
         ),
     ] = None,
     draft_tokens: Annotated[int, typer.Option(help="With --draft: most tokens guessed at once.", min=1)] = 4,
+    keeps: Annotated[
+        Literal["samples", "distribution"],
+        typer.Option(
+            help="With --draft: what is as without it; for `samples`, of the same seed, fewer guesses are right."
+        ),
+    ] = "distribution",
     compiled: Annotated[bool, typer.Option(help="Decode in C, where a compiler is there (docs/compiled.md).")] = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -75,7 +81,7 @@ def generate(
 
     with placed_on(device):
         policy = PolicyModel.from_pretrained(model)
-        engine = _engine(policy, draft, draft_tokens, compiled=compiled)
+        engine = _engine(policy, draft, draft_tokens=draft_tokens, keeps=keeps, compiled=compiled)
     source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
@@ -105,8 +111,8 @@ def generate(
     _tell_drafts(engine)
 
 
-def _engine(policy: PolicyModel, draft: str | None, draft_tokens: int, *, compiled: bool) -> LocalEngine:
-    """The local engine, with a draft where one is named."""
+def _engine(policy: PolicyModel, draft: str | None, *, compiled: bool, **how: Any) -> LocalEngine:
+    """The local engine, with a draft where one is named; ``how`` as for ``SpeculativeDecoder``."""
     from rlhf.rollout.local import LocalEngine
     from rlhf.rollout.speculative_decoder import PROMPT_LOOKUP, SpeculativeDecoder
 
@@ -115,7 +121,7 @@ def _engine(policy: PolicyModel, draft: str | None, draft_tokens: int, *, compil
     if draft != PROMPT_LOOKUP:
         draft = named_model(draft)
         check_there(draft)
-    return SpeculativeDecoder(policy, draft, draft_tokens=draft_tokens, compiled=compiled).engine
+    return SpeculativeDecoder(policy, draft, compiled=compiled, **how).engine
 
 
 def _tell_drafts(engine: LocalEngine) -> None:

@@ -24,18 +24,18 @@ class SpeculativeDecoder:
         [[completion]] = decoder.generate("once upon a time", temperature=0.8)
         decoder.acceptance_rate
 
-    The distribution of samples is the policy's own (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318). By
-    default the samples are, too: for the same seed those of ``PolicyModel.generate``, token for token up to the rounding of products of
-    another shape (``rlhf.rollout.speculation`` says how). Greedy decoding gives the same text in any case. A good draft model is small
-    beside the policy and distilled from it (`rlhf distill`; Zhou et al. 2023, "DistillSpec", arXiv:2310.08461).
+    The distribution of samples is the policy's own (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318), and
+    greedy decoding gives the same text, up to the rounding of products of another shape. With ``keeps="samples"`` so does sampling: for
+    the same seed the samples of ``PolicyModel.generate`` (``rlhf.rollout.speculation`` says how). A good draft model is small beside
+    the policy and distilled from it (`rlhf distill`; Zhou et al. 2023, "DistillSpec", arXiv:2310.08461).
 
     Args:
         policy: Sampled from.
         draft: A policy with the same tokenizer, the folder or hub name of one, or ``"prompt_lookup"``.
         draft_tokens: Most tokens guessed at once.
         max_rows: Guess only while at most so many completions are sampled side by side.
-        keeps: ``"samples"``, or ``"distribution"``, which accepts more of a draft model's guesses at a temperature above 0 by rejection
-            sampling; a sample then depends on the draft model, and on what is sampled beside it.
+        keeps: What is as without a draft model: the ``"distribution"`` of samples, whose rejection sampling accepts the most guesses; a
+            sample then depends on the draft model, and on what is sampled beside it. Or the ``"samples"``, of which it accepts fewer.
         ngram_tokens: For prompt lookup: so many tokens must agree for what followed them to be guessed.
         settings: Further arguments of ``LocalEngine``, such as ``compiled=True``.
 
@@ -51,7 +51,7 @@ class SpeculativeDecoder:
         *,
         draft_tokens: int = 4,
         max_rows: int = 4,
-        keeps: Literal["samples", "distribution"] = "samples",
+        keeps: Literal["samples", "distribution"] = "distribution",
         ngram_tokens: int = 2,
         **settings: Any,
     ) -> None:

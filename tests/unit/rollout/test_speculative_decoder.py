@@ -227,7 +227,7 @@ def test_the_class_gives_what_the_policy_gives_and_tells_how_often_the_draft_was
     expected = policy.generate(texts, num_samples=2, temperature=0.5, max_new_tokens=30, seed=4)
     draft.save_pretrained(tmp_path / "draft")
     for how in (draft, tmp_path / "draft", "prompt_lookup"):
-        decoder = SpeculativeDecoder(policy, how, max_rows=8)
+        decoder = SpeculativeDecoder(policy, how, max_rows=8, keeps="samples")
         assert decoder.acceptance_rate is None
         reply = decoder.generate(texts, num_samples=2, temperature=0.5, max_new_tokens=30, seed=4)
         assert differences(expected, reply) < 1e-12
