@@ -15,7 +15,7 @@ FLOORS = [
     ["errors", "seeds", "activity", "allocator", "formatting", "version"],
     ["files"],
     ["config"],
-    ["data", "losses", "native"],
+    ["data", "distributed", "losses", "native"],
     ["models", "merging", "store"],
     ["rewards", "rollout", "web"],
     ["training"],

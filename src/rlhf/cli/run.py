@@ -40,10 +40,13 @@ def run(
 ) -> None:
     """`rlhf run`, whose help is in ``COMMANDS``."""
     from rlhf.config.recipe import load_recipe
+    from rlhf.distributed.ranks import launched_ranks
 
     options = {"from_stage": from_stage, "until": until, "force": force, "ignore_code": ignore_code}
     options["profile"] = profile
-    run_recipe(load_recipe(recipe, overrides or []), quiet=quiet, dry_run=dry_run, **options)
+    with launched_ranks() as ranks:
+        chosen = load_recipe(recipe, overrides or [])
+        run_recipe(chosen, quiet=quiet or not ranks.is_main, dry_run=dry_run, **options)
 
 
 def one_stage(kind: str) -> Callable[..., None]:
@@ -59,30 +62,40 @@ def one_stage(kind: str) -> Callable[..., None]:
         profile: ProfileOption = False,
         quiet: QuietOption = False,
     ) -> None:
-        from rlhf.config.base import apply_overrides
-        from rlhf.config.recipe import RecipeConfig, expand_variables
-        from rlhf.config.stages import BY_KIND
-        from rlhf.pipeline.validate.settings import usual_learning_rate
+        from rlhf.distributed.ranks import launched_ranks
 
-        if "model" in BY_KIND[kind].model_fields:  # the one model that a stage alone trains
-            settings = [f"model.{item}" if item.startswith(("lora=", "lora.")) else item for item in settings]
-        stage = expand_variables(apply_overrides({"kind": kind}, settings), "The command line")
-        tree = {
-            "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind: stage},
-        }  # fmt: skip
-        recipe = RecipeConfig.of(tree, source="The command line")
-        if "learning_rate" not in stage and (chosen_rate := usual_learning_rate(recipe, kind)) is not None:
-            stage["learning_rate"], why = chosen_rate
-            recipe = RecipeConfig.of(tree, source="The command line")
-            if not quiet:
-                line = f"learning_rate {chosen_rate[0]:g}: {why}"
-                console().print(line, markup=False, highlight=False, soft_wrap=True)
         chosen = {"force": force, "ignore_code": ignore_code, "profile": profile}
-        run_recipe(recipe, quiet=quiet, dry_run=dry_run, **chosen)
+        with launched_ranks() as ranks:
+            silent = quiet or not ranks.is_main
+            recipe = _recipe_of_one_stage(kind, settings, output, device, quiet=silent)
+            run_recipe(recipe, quiet=silent, dry_run=dry_run, **chosen)
 
     listed = f"Settings as key.sub=value; `rlhf config schema {kind}` lists them."
     command.__annotations__["settings"] = Annotated[list[str], typer.Argument(help=listed, metavar="KEY=VALUE...")]
     return command
+
+
+def _recipe_of_one_stage(kind: str, settings: list[str], output: Path, device: str, *, quiet: bool) -> RecipeConfig:
+    """The recipe of a command line; the learning rate that it leaves out is chosen and printed."""
+    from rlhf.config.base import apply_overrides
+    from rlhf.config.recipe import RecipeConfig, expand_variables
+    from rlhf.config.stages import BY_KIND
+    from rlhf.pipeline.validate.settings import usual_learning_rate
+
+    if "model" in BY_KIND[kind].model_fields:  # the one model that a stage alone trains
+        settings = [f"model.{item}" if item.startswith(("lora=", "lora.")) else item for item in settings]
+    stage = expand_variables(apply_overrides({"kind": kind}, settings), "The command line")
+    tree = {
+        "name": output.name, "output_dir": str(output.parent), "device": device, "stages": {kind: stage},
+    }  # fmt: skip
+    recipe = RecipeConfig.of(tree, source="The command line")
+    if "learning_rate" not in stage and (chosen_rate := usual_learning_rate(recipe, kind)) is not None:
+        stage["learning_rate"], why = chosen_rate
+        recipe = RecipeConfig.of(tree, source="The command line")
+        if not quiet:
+            line = f"learning_rate {chosen_rate[0]:g}: {why}"
+            console().print(line, markup=False, highlight=False, soft_wrap=True)
+    return recipe
 
 
 def run_recipe(recipe: RecipeConfig, *, quiet: bool, dry_run: bool = False, **options: Any) -> None:

@@ -34,7 +34,6 @@ from rlhf.models.scalar import (
     HeadSettings,
     build_scalar_model,
     check_head,
-    head_outputs,
     num_outputs,
     read_head,
 )
@@ -204,8 +203,8 @@ class RewardModel(ScalarModel):
         # The last token's own row, known from the layout: where a padding token equals EOS, looking for the last token that
         # is not a padding would read the row before it.
         sequences = torch.arange(batch.num_sequences, device=batch.tokens.device)
-        states = zip(self.networks, self.hidden(batch, batch.last, sequences), strict=True)
-        return torch.cat([head_outputs(member, hidden, dropout=self.head_dropout).T for member, hidden in states])
+        outputs = self.outputs(batch, batch.last, sequences, dropout=self.head_dropout)
+        return torch.cat([of_member.T for of_member in outputs])
 
     forward = raw_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
+from rlhf.distributed.sharding import inside_forward
 from rlhf.errors import ModelError
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import adapt, attach_adapter, forget_source
@@ -20,7 +22,7 @@ from rlhf.models.folders import module_fingerprint
 from rlhf.models.load import check_source, check_start, load_weights
 from rlhf.models.paths import PathChoice, choose_hidden_path, groups_of
 from rlhf.models.policy import PolicyModel, merged
-from rlhf.models.scalar import HeadSettings, build_scalar_model, scalar_backbone, scalar_class
+from rlhf.models.scalar import HeadSettings, build_scalar_model, head_outputs, scalar_backbone, scalar_class
 from rlhf.models.score import ScorePath, backbone_of, base_model, hidden_at
 from rlhf.models.sources import hub_options, is_adapter, plain_errors
 from rlhf.models.tokens import load_tokenizer
@@ -73,6 +75,16 @@ class ScalarModel(nn.Module):
         return [
             hidden_at(scalar_backbone(network), batch, rows, sequences, path=choice.path) for network in self.networks
         ]
+
+    def outputs(self, batch: PackedBatch, rows: Tensor, sequences: Tensor, *, dropout: float = 0.0) -> list[Tensor]:
+        """[R, outputs] of each network's head, for the rows that ``hidden`` takes."""
+        choice = self.choice or self.choose_path(groups_of(batch, limit=3))
+
+        def of(network: Any) -> Tensor:
+            hidden = hidden_at(scalar_backbone(network), batch, rows, sequences, path=choice.path)
+            return head_outputs(network, hidden, dropout=dropout)
+
+        return [inside_forward(base_model(network), functools.partial(of, network)) for network in self.networks]
 
     def fingerprint(self) -> str:
         """Hex sha256 of all weights."""

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlhf.data.pack import PackedBatch
+from rlhf.distributed.sharding import inside_forward
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
 from rlhf.models.kernel_patching import install_layers
@@ -121,8 +122,12 @@ def score(
         scores = _logprobs_of_logits(logits / temperature, batch.score_token, **wanted)
     else:
         backbone, head = split_head(base)
-        hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
-        scores = head.logprobs(hidden, batch.score_token, temperature=temperature, **wanted)
+
+        def both() -> tuple[Tensor, TokenLogprobs]:
+            hidden = hidden_at(backbone, batch, batch.score_at, batch.score_seq, path=path)
+            return hidden, head.logprobs(hidden, batch.score_token, temperature=temperature, **wanted)
+
+        hidden, scores = inside_forward(base, both)
     return TokenScores(
         scores.logprobs,
         scores.entropy,

@@ -20,6 +20,7 @@ from rlhf.config.stage_union import Stage
 from rlhf.config.threads import check_threads
 from rlhf.config.yaml_text import yaml_of
 from rlhf.data.tokenization import lost_fields_allowed
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun, RLHFError, check_type, text_of
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
@@ -34,6 +35,7 @@ from rlhf.pipeline.manifest import machine as machine
 from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
+from rlhf.pipeline.over_ranks import check_recipe, follow
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions, parents_of
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
 from rlhf.pipeline.report import FILE_NAME, write_report
@@ -70,6 +72,7 @@ class Pipeline:
         )
         self.recipe = recipe
         self.run_dir = Path(recipe.output_dir) / recipe.name
+        self.ranks = current_ranks()
         self.log = TrainingLogger(self.run_dir, console=console)
         self._signals = StopRequest(at_once=True)
         self._profiles = False
@@ -91,10 +94,10 @@ class Pipeline:
             options: See ``RunOptions``.
 
         Returns:
-            The summary.
+            The summary; nothing on ranks other than 0.
 
         Raises:
-            ConfigError: The recipe's device is not there, or it wants more threads than can be started.
+            ConfigError: The recipe's device is not there, it wants more threads than can be started, or what several ranks can't do.
             RunBusyError: Another live process has the run folder.
             StorageError: It can't be written, or the disk is full.
             MemoryLimitError: A stage ran out of memory.
@@ -110,9 +113,15 @@ class Pipeline:
             storage_errors(self.run_dir),
             signals_as_requests(at_once=True) as self._signals,
         ):
+            check_recipe(self.recipe, self.run_dir, self.ranks, until=chosen.until)
+            if not self.ranks.is_main:
+                follow(self.recipe, self.run_dir, self.ranks)
+                return {}
             self._make_folder()
             with locked(self.run_dir):
-                return self._run(chosen)
+                done = self._run(chosen)
+            self.ranks.order(None)
+            return done
 
     def _make_folder(self) -> None:
         try:
@@ -263,11 +272,14 @@ class Pipeline:
 
     def _outcome_of(self, stage: Stage, at: StageContext) -> StageOutcome:
         self._profile = []
-        if not self._profiles or not stage.trains:
-            return runner(stage.kind)(stage, at)
-        self.has_trained = True
-        with profiled(at.folder) as profile:
-            outcome = runner(stage.kind)(stage, at)
+        if stage.trains:
+            self.ranks.order({"stage": at.name})
+        with self.ranks.naming_failures():
+            if not self._profiles or not stage.trains:
+                return runner(stage.kind)(stage, at)
+            self.has_trained = True
+            with profiled(at.folder) as profile:
+                outcome = runner(stage.kind)(stage, at)
         self._profile = profile_table(profile.as_dict())
         return outcome
 

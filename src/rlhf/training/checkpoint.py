@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.distributed.sharding import like
 from rlhf.errors import CheckpointError, ConfigError, StorageError
 from rlhf.files import check_space, delete, fsync, make_folder, storage_errors
 from rlhf.training.checkpoint_folder import Checkpoint, Record, Snapshot
@@ -48,6 +49,7 @@ class CheckpointManager:
         keep_every: Those of steps that this divides stay for good.
         identity: JSON values that say which run this is; a checkpoint of another run is refused rather than mixed in.
         background: ``save`` returns when everything is copied, and a thread writes it. The files are the same.
+        writes: Whether this process does; of several ranks only one, and the others take part in the copying.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         identity: Mapping[str, Any] | None = None,
         background: bool = False,
+        writes: bool = True,
     ) -> None:
         for name, value in {"keep": keep, "keep_every": keep_every}.items():
             if value is not None and value < 1:
@@ -67,6 +70,7 @@ class CheckpointManager:
         self.keep_every = keep_every
         self.identity = json.loads(json.dumps(dict(identity or {})))  # as it will be read back
         self.background = background
+        self.writes = writes
         self._damaged: set[Path] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
@@ -89,6 +93,8 @@ class CheckpointManager:
         """
         self.wait()
         snapshot = Snapshot.of(modules, state)
+        if not self.writes:
+            return
         self.clear_leftovers()
         check_space(self.folder, snapshot.num_bytes, purpose=f"The checkpoint of step {step}", advice=ADVICE)
         if not self.background:
@@ -195,7 +201,7 @@ class CheckpointManager:
 
     def clear_leftovers(self) -> None:
         """Delete what a killed process half wrote or half deleted; only for the one process that writes here."""
-        for path in self.folder.glob(f".{PREFIX}*.tmp"):
+        for path in self.folder.glob(f".{PREFIX}*.tmp") if self.writes else ():
             _delete(path)
 
     def _write(self, snapshot: Snapshot, step: int, *, best: bool) -> None:
@@ -335,4 +341,4 @@ def load_weights(modules: Mapping[str, nn.Module], weights: Mapping[str, Mapping
             copies.append((parameter, saved))
     with torch.no_grad():
         for parameter, saved in copies:
-            parameter.copy_(saved)
+            parameter.copy_(like(saved, parameter))

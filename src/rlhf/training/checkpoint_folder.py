@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rlhf.distributed.sharding import whole
 from rlhf.errors import CheckpointError, StorageError
 from rlhf.files import fsync, sha256, write_json
 
@@ -62,14 +63,14 @@ class Snapshot:
 
     @classmethod
     def of(cls, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> Snapshot:
-        """Copy the trainable parameters and the state.
+        """Copy the trainable parameters and the state; of what lies in shards, on all ranks at once, the whole.
 
         Raises:
             CheckpointError: Something in the state could be written and never be read back; named by its keys.
         """
         weights = {
             name: {
-                key: p.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                key: whole(p.detach()).to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for key, p in module.named_parameters()
                 if p.requires_grad
             }
@@ -191,7 +192,7 @@ class _Copier:
             return self._copies[id(value)]
         copied: Any
         if isinstance(value, Tensor):
-            copied = value.detach().to("cpu", copy=True)
+            copied = whole(value.detach()).to("cpu", copy=True)
             self.num_bytes += _size_on_disk(copied)
         elif kind in (list, tuple):
             copied = kind([self.copy(item, (*place, i)) for i, item in enumerate(value)])

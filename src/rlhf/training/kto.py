@@ -79,8 +79,8 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         """Of the step, or of the held-out rows: nats, or as a shift nats times beta."""
         self._groups: Sequence[Group] = ()
         self._step = 0
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Log-probabilities of policy and reference, and labels, of the step's rows so far."""
+        self._seen: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        """``id`` of a micro-batch -> log-probabilities of policy and reference, and labels, of its rows."""
 
     @override
     def collecting_takes_long(self, phase: int) -> bool:
@@ -109,7 +109,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
     @override
     def before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         """The reference point of the whole step."""
-        self._seen = []
+        self._seen = {}
         if self.running is not None:
             self.point = self.running.value
         elif self.measures_point:
@@ -132,7 +132,7 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """Mean over the step's rows, of both kinds together."""
         losses, seen = self._losses(batch, metrics, of="kto")
-        self._seen.append(seen)
+        self._seen[id(batch)] = seen
         metrics.mean("loss/train", losses)
         desirable = seen[2].double()
         metrics.total("kto/num_desirable", desirable.sum())
@@ -144,13 +144,19 @@ class KTOTrainer(OfflinePolicyTrainer[KTOConfig]):
         """AdamW's; a running average takes in what the policy said before it, unless the step was left out."""
         taken = super().take_step(optimizer, step, batches)
         if self.running is not None and math.isfinite(taken["grad_norm"]):
-            logprobs, ref, desirable = (torch.cat(column) for column in zip(*self._seen, strict=True))
+            logprobs, ref, desirable = (torch.cat(column) for column in zip(*self._seen_by_all(batches), strict=True))
             if isinstance(self.running, RunningRewardShift):
                 self.running.update(implicit_rewards(logprobs, ref, beta=self.config.beta), desirable)
             else:
                 self.running.update(logprobs, ref)
-        self._seen = []
+        self._seen = {}
         return taken
+
+    def _seen_by_all(self, batches: Sequence[PackedBatch]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What each micro-batch of a step showed, in their order, whichever rank took it."""
+        own = {place: self._seen[id(batch)] for place, batch in enumerate(batches) if id(batch) in self._seen}
+        seen = {place: shown for shown_by_one in self.ranks.gather(own) for place, shown in shown_by_one.items()}
+        return [seen[place] for place in range(len(batches))]
 
     @override
     def measure(self, batch: PackedBatch, metrics: Metrics) -> None:

@@ -13,7 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from rlhf.activity import before_phase, doing, doing_each, step_done, training_l
 from rlhf.allocator import keep_freed_memory
 from rlhf.config.training import FREE_TO_CHANGE, TrainConfig
 from rlhf.data.pack import PackedBatch
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ConfigError, InterruptedRun
 from rlhf.native.compiled_mode import in_c
 from rlhf.seeds import derive_seed
@@ -75,8 +76,12 @@ class Loop:
     ) -> None:
         self.algorithm = algorithm
         self.config = config
+        self.ranks = current_ranks()
         self.log = log or TrainingLogger()
-        self.log.track(config.log_to)
+        if self.ranks.is_main:
+            self.log.track(config.log_to)
+        else:
+            self.log = TrainingLogger(stage=self.log.stage)
         self.name = self.log.stage or algorithm.name
         self.total_steps = algorithm.num_phases * algorithm.steps_per_phase
         self.checkpoints = self._store(checkpoint_dir) if checkpoint_dir is not None else None
@@ -97,6 +102,7 @@ class Loop:
         self.stepper = OptimizerStep(
             algorithm, self.optimizer,
             penalties=self.penalties, average=self.average, watch=self.watch, autocast=config.autocast,
+            ranks=self.ranks,
         )  # fmt: skip
         self.evaluations = BestWeights(config.early_stopping, name=self.name)
         self.eval_every = config.eval_every or max(1, math.ceil(self.total_steps / 5))
@@ -121,6 +127,7 @@ class Loop:
             keep_every=config.keep_every,
             identity=identity,
             background=config.save_in_background,
+            writes=self.ranks.is_main,
         )
 
     def run(self) -> TrainResult:
@@ -132,7 +139,8 @@ class Loop:
         """
         began = time.monotonic()
         keep_freed_memory()
-        seed_everything(derive_seed(self.config.seed, self.algorithm.name))
+        others = [] if self.ranks.is_main else ["rank", self.ranks.rank]
+        seed_everything(derive_seed(self.config.seed, self.algorithm.name, *others))
         self._resume()
         try:
             with (
@@ -168,7 +176,18 @@ class Loop:
             self._run_phase(bar)
             self._evaluate_when_due()
             self._save_when_due()
-            self._signals.check()
+            self._heed_signals()
+
+    def _heed_signals(self) -> None:
+        """Leave where a signal asked any of the ranks to; all of them after the same step."""
+        names = [name for name in self.ranks.gather(self._signals.name) if name is not None]
+        if names:
+            self._signals.name = names[0]
+        self._signals.check()
+
+    def _breaking_in(self) -> AbstractContextManager[None]:
+        """Let a signal end what can be done again; not over ranks, which would wait for the one that left."""
+        return self._signals.breaking_in() if self.ranks.size == 1 else nullcontext()
 
     def _run_phase(self, bar: ProgressBar) -> None:
         algorithm, gathered = self.algorithm, Metrics()
@@ -195,7 +214,7 @@ class Loop:
                 break
             if self.at.step_in_phase < algorithm.steps_per_phase:
                 self._save_when_due()
-                self._signals.check()
+                self._heed_signals()
         # 3. Steps that an early end left out count as taken, so that the schedule goes on as planned.
         planned = (self.at.phase + 1) * algorithm.steps_per_phase
         if planned > self.at.step:
@@ -209,7 +228,7 @@ class Loop:
             self.experience = self.algorithm.collect(self.at.phase, metrics)
             return
         self._before_collecting = {"algorithm": self.algorithm.state_dict(), "random": random_state()}
-        with self._signals.breaking_in():
+        with self._breaking_in():
             self.experience = self.algorithm.collect(self.at.phase, metrics)
         self._before_collecting = None
 
@@ -277,7 +296,7 @@ class Loop:
         for trained in self.modules:
             trained.module.eval()
         with doing("evaluation"), random_state_kept(), self.average.swapped_in() if self.average else nullcontext():
-            with torch.no_grad(), self._signals.breaking_in():
+            with torch.no_grad(), self._breaking_in():
                 metrics = self.algorithm.evaluate()
             self.evaluation, self.evaluated_at = metrics, step
             if metrics:
@@ -337,6 +356,7 @@ class Loop:
         """Everything but the weights."""
         broken_off = self._before_collecting
         experience = self.experience if broken_off is None else None
+        states = self.ranks.gather(broken_off["random"] if broken_off else random_state())
         return {
             "at": asdict(self.at),
             "optimizer": self.optimizer.state_dict(),
@@ -347,7 +367,8 @@ class Loop:
             "average": self.average.state_dict() if self.average is not None else None,
             **self.evaluations.state_dict(),
             "evaluation": self.evaluation,
-            "random": broken_off["random"] if broken_off else random_state(),
+            "random": states[0],
+            "random_of_ranks": states[1:],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -361,12 +382,15 @@ class Loop:
         self.evaluations.load_state_dict(state)
         self.evaluation, self.evaluated_at = dict(state["evaluation"]), state["evaluated_at"]
         self.watch.load_state_dict(state["watch"])
-        set_random_state(state["random"])
+        states = [state["random"], *state.get("random_of_ranks", ())]
+        if self.ranks.rank < len(states):  # a run may go on with more ranks
+            set_random_state(states[self.ranks.rank])
 
     def _resume(self) -> None:
         checkpoint = None
         if self.checkpoints is not None:
             self.checkpoints.clear_leftovers()
+            self.ranks.gather(None)  # no rank looks before the folder is in order
             checkpoint = self.checkpoints.load_latest(warn=self.log.alarm)
         restores = checkpoint.state["watch"]["guards"]["restores"] if checkpoint else 0
         self.log.go_back_to(checkpoint.step if checkpoint else -1, restores=restores)

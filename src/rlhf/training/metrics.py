@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rlhf.distributed.ranks import Ranks
+
 
 class Metrics:
     """Sums and counts by name; ``result`` divides. Tensors stay on their device until then: nothing waits for a GPU."""
@@ -52,6 +54,15 @@ class Metrics:
             self.largest(name, value)
         for name, value in other.minima.items():
             self.smallest(name, value)
+
+    def over(self, ranks: Ranks) -> Metrics:
+        """What all ranks have gathered, in the same order of adding on each of them."""
+        if ranks.size == 1:
+            return self
+        gathered = Metrics()
+        for other in ranks.gather(self):
+            gathered.merge(other)
+        return gathered
 
     def result(self) -> dict[str, float]:
         """Name to number; a mean over nothing is left out, since it was not measured."""

@@ -12,6 +12,8 @@ from typing_extensions import override
 from rlhf.config.base import BaseConfig
 from rlhf.config.training import OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.work_shares import even_limit, share_of
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
@@ -21,7 +23,11 @@ from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.guards import Finding
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
+from rlhf.training.over_ranks import check_over_ranks, in_shards
 from rlhf.training.row_order import Rows, build_rows
+
+ROWS_FOR_PATH = 3
+"""By which the ranks choose one path, where nobody chose before."""
 
 
 class RowsOfStep:
@@ -49,6 +55,8 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     model_kind: ClassVar[str] = "policy"
     """What is trained: a key of ``rlhf.training.inputs.INPUTS``."""
     steps_per_phase = 1
+    trains_over_ranks: ClassVar[bool] = True
+    """Whether several ranks may share its steps."""
 
     @built_from(OfflineInputs)
     def __init__(self, inputs: OfflineInputs[ModelT, OfflineConfigT]) -> None:
@@ -58,7 +66,8 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         self.inputs = inputs
         self.model = inputs.model
         self.config = inputs.config
-        self.log = inputs.log
+        self.ranks = current_ranks()
+        self.log = inputs.log if self.ranks.is_main else None
         self.train_data = inputs.train_data
         self.eval_data = inputs.eval_data
         self.penalties: list[Penalty] = []
@@ -72,7 +81,11 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
-        return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
+        check_over_ranks(self, self.config, self.ranks)
+        if self.ranks.size > 1 and self.model.choice is None:
+            self.model.choose_path(self.rows.take(0)[:ROWS_FOR_PATH])
+        with in_shards(self.modules(), self.ranks):
+            return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
 
     @abstractmethod
     def modules(self) -> Sequence[TrainedModule]:
@@ -143,8 +156,17 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         return ()
 
     def batches(self, groups: Iterable[Group]) -> list[PackedBatch]:
-        """Pack rows into micro-batches of at most ``microbatch_tokens`` distinct tokens, in order."""
-        return [self.pack(run) for run in split_by_tokens(groups, max_tokens=self.config.microbatch_tokens)]
+        """Pack rows into micro-batches of at most ``microbatch_tokens`` distinct tokens, in order.
+
+        Over ranks they are smaller where that gives each rank as many of about the same size.
+        """
+        listed, size = list(groups), self.ranks.size
+        limit = even_limit(
+            lambda tokens: len(split_by_tokens(listed, max_tokens=tokens)),
+            limit=self.config.microbatch_tokens,
+            size=size,
+        )
+        return [self.pack(run) for run in split_by_tokens(listed, max_tokens=limit)]
 
     def evaluate(self) -> dict[str, float]:
         """``measure`` over all held-out rows, shortest first so that attention buckets are even; empty without rows."""
@@ -154,10 +176,11 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         groups = sorted((self.eval_data[i] for i in range(len(self.eval_data))), key=lambda group: group.num_tokens)
         with mixed_precision(self.config.autocast, self.modules()[0].device):
             batches = self.batches(groups)
-            self.before_evaluation(batches, metrics)
-            for batch in batches:
-                self.measure(batch, metrics)
-        return metrics.result()
+            self.before_evaluation(batches, metrics if self.ranks.is_main else Metrics())
+            costs = [batch.num_tokens for batch in batches]
+            for index, counts in share_of(costs, rank=self.ranks.rank, size=self.ranks.size):
+                self.measure(batches[index], metrics if counts else Metrics())
+        return metrics.over(self.ranks).result()
 
     def ends_phase_early(self, metrics: Mapping[str, float]) -> bool:
         """Never."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf.config.training import Autocast, Schedule, TrainConfig
+from rlhf.distributed.sharding import is_shard, like, part, whole
 from rlhf.errors import ConfigError, TrainingError
 
 CLIP_EPS = 1e-6
@@ -78,12 +79,12 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> float:
     for (
         gradient
     ) in gradients:  # not times its inverse: one of several models, or on a GPU, learns as it would alone here
-        gradient.div_(scale.to(gradient.device))
+        part(gradient).div_(scale.to(gradient.device))
     return float(norm)
 
 
 def _norm_and_scale(gradients: Sequence[Tensor], limit: float) -> tuple[Tensor, Tensor]:
-    norm = nn.utils.get_total_norm(gradients)
+    norm = whole(nn.utils.get_total_norm(gradients))
     exact = norm.to(torch.promote_types(norm.dtype, torch.float32))
     return norm, ((exact + CLIP_EPS) / limit).clamp(min=1)
 
@@ -240,7 +241,7 @@ class Optimizer:
             and self.device.type == "cpu"
             and all(group["fused"] for group in self.adamw.param_groups)
             and not self.scaler.is_enabled()
-            and all(p.dtype != torch.float64 for p in self.parameters)
+            and all(p.dtype != torch.float64 and not is_shard(p) for p in self.parameters)
         )
 
     def learning_rate(self, step: int) -> float:
@@ -286,10 +287,21 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
-        self.adamw.load_state_dict(state["adamw"])
+        self.adamw.load_state_dict({**state["adamw"], "state": self._in_shards(state["adamw"]["state"])})
         self.scaler.load_state_dict(state["scaler"])
         self.skipped = state["skipped"]
         self.scale = state["scale"]
+
+    def _in_shards(self, moments: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """AdamW's state as its parameters lie; a count of steps has no shape of theirs."""
+        numbered = [parameter for group in self.adamw.param_groups for parameter in group["params"]]
+        return {
+            number: {
+                name: like(value, numbered[number]) if value.shape == numbered[number].shape else value
+                for name, value in values.items()
+            }
+            for number, values in moments.items()
+        }
 
 
 class WeightAverage:
@@ -343,7 +355,7 @@ class WeightAverage:
 def copy_tensors(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
     """Copy values into tensors that stay where they are, in their own type."""
     for theirs, mine in zip(source, target, strict=True):
-        mine.copy_(theirs)
+        mine.copy_(like(theirs, mine))
 
 
 def _can_fuse(parameters: Sequence[Tensor]) -> bool:

@@ -11,6 +11,9 @@ from torch import Tensor
 from rlhf.activity import doing
 from rlhf.config.training import Autocast
 from rlhf.data.pack import PackedBatch
+from rlhf.distributed.ranks import Ranks
+from rlhf.distributed.sharding import is_shard, part
+from rlhf.distributed.work_shares import share_of
 from rlhf.training.algorithm import Algorithm, Penalty, Totals
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.alarms import Watch, rows_not_finite
@@ -28,6 +31,7 @@ class OptimizerStep:
         average: Moving average of the weights; None for none.
         watch: Counts the steps that are left out.
         autocast: Type that the forward passes compute in.
+        ranks: Who takes the micro-batches of a step between them.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class OptimizerStep:
         average: WeightAverage | None,
         watch: Watch,
         autocast: Autocast,
+        ranks: Ranks,
     ) -> None:
         self.algorithm = algorithm
         self.modules = algorithm.modules()
@@ -47,12 +52,13 @@ class OptimizerStep:
         self.average = average
         self.watch = watch
         self.autocast = autocast
+        self.ranks = ranks
 
     def take(self, batches: Sequence[PackedBatch], step: int) -> dict[str, float]:
         """One optimizer step from its micro-batches.
 
         Args:
-            batches: All micro-batches of the step.
+            batches: All micro-batches of the step, on every rank.
             step: Steps taken before.
 
         Returns:
@@ -64,19 +70,13 @@ class OptimizerStep:
         totals, metrics = Totals.of(batches), Metrics()
         for trained in self.modules:
             trained.module.train()
-        wrong: tuple[str, float] | None = None
-        self._before_step(batches, metrics)
-        for batch in batches:
-            loss = self._loss(batch, totals, metrics)
-            if not torch.isfinite(loss):
-                wrong = ("the loss", float(loss.detach()))
-                break
-            with doing("backward", tokens=batch.num_tokens):
-                self.optimizer.backward(loss)
+        self._before_step(batches, metrics if self.ranks.is_main else Metrics())
+        wrong = self._add_gradients(batches, totals, metrics)
         taken: dict[str, float] = {}
         if wrong is None:
             self._add_penalties(metrics)
             with doing("optimizer"):
+                self._sum_whole_gradients()
                 taken = self.algorithm.take_step(self.optimizer, step, batches)
             if not math.isfinite(taken["grad_norm"]) and not self.optimizer.searches_scale:
                 wrong = ("the norm of the gradient", taken["grad_norm"])
@@ -87,7 +87,27 @@ class OptimizerStep:
             self.watch.leave_out(step + 1, *wrong, names)
         elif self.average is not None:
             self.average.update()
-        return metrics.result() | taken | {"tokens": float(sum(b.num_tokens for b in batches))}
+        return metrics.over(self.ranks).result() | taken | {"tokens": float(sum(b.num_tokens for b in batches))}
+
+    def _add_gradients(
+        self, batches: Sequence[PackedBatch], totals: Totals, metrics: Metrics
+    ) -> tuple[str, float] | None:
+        """Forward and backward of this rank's share; what is not finite on any rank, where all of them stop."""
+        costs = [batch.num_tokens for batch in batches]
+        for index, counts in share_of(costs, rank=self.ranks.rank, size=self.ranks.size):
+            batch = batches[index]
+            loss = self._loss(batch, totals, metrics if counts else Metrics())
+            if not all(self.ranks.gather(bool(torch.isfinite(loss)))):
+                return "the loss", sum(self.ranks.gather(float(loss.detach())))
+            with doing("backward", tokens=batch.num_tokens):
+                self.optimizer.backward(loss if counts else loss * 0.0)
+        return None
+
+    def _sum_whole_gradients(self) -> None:
+        """Of parameters that every rank has whole, as those of shards were summed on the way back."""
+        if self.ranks.size > 1:
+            gradients = (p.grad for p in self.optimizer.parameters if not is_shard(p))
+            self.ranks.sum_in_place([gradient for gradient in gradients if gradient is not None])
 
     def _before_step(self, batches: Sequence[PackedBatch], metrics: Metrics) -> None:
         with doing("scoring"), torch.no_grad(), mixed_precision(self.autocast, self.optimizer.device):
@@ -105,12 +125,12 @@ class OptimizerStep:
             return self.algorithm.loss(batch, totals, metrics)
 
     def _is_finite(self, row: PackedBatch) -> bool:
-        """Whether a row has a finite loss and a finite gradient by itself."""
+        """Whether a row has a finite loss and a finite gradient by itself, on all ranks alike."""
         self._before_step([row], Metrics())
         loss = self._loss(row, Totals.of([row]), Metrics())
         if not torch.isfinite(loss):
             return False
         loss.backward()
-        finite = all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in self.optimizer.parameters)
+        finite = all(p.grad is None or bool(torch.isfinite(part(p.grad)).all()) for p in self.optimizer.parameters)
         self.optimizer.clear()
-        return finite
+        return all(self.ranks.gather(finite))

@@ -17,6 +17,8 @@ from rlhf.config.preference import DPOConfig, KTOConfig
 from rlhf.config.training import Autocast
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.work_shares import share_of
 from rlhf.losses import segment_sum
 from rlhf.models.logprob_cache import LogprobCache, cache_folder, cache_key, group_digest, settle_path
 from rlhf.models.reference import Reference
@@ -153,7 +155,8 @@ def reference_logprobs(
         log: Gets a note where a file stood in for the reference, or could not.
     """
     settle_path(reference, runs[-1][-ROWS_FOR_PATH:])
-    folder = cache_folder(config.cache_reference)
+    # Over ranks no file: its key is a hash of whole weights, and all ranks would have to find it or not.
+    folder = cache_folder(config.cache_reference) if current_ranks().size == 1 else None
     key = None
     if folder is not None:
         limit = config.microbatch_tokens
@@ -171,7 +174,12 @@ def reference_logprobs(
 
 
 def _asked(reference: Reference, runs: Sequence[Sequence[Group]], autocast: Autocast, device: torch.device) -> Tensor:
-    """[M] from the reference itself."""
-    tokens = sum(group.num_tokens for run in runs for group in run)
-    with doing("reference", tokens=tokens), mixed_precision(autocast, device):
-        return torch.cat([reference.logprobs(pack(run).to(device)).cpu() for run in runs])
+    """[M] from the reference itself; ranks share the batches."""
+    ranks = current_ranks()
+    costs = [sum(group.num_tokens for group in run) for run in runs]
+    own: dict[int, Tensor] = {}
+    with doing("reference", tokens=sum(costs)), mixed_precision(autocast, device):
+        for number, _ in share_of(costs, rank=ranks.rank, size=ranks.size):
+            own[number] = reference.logprobs(pack(runs[number]).to(device)).cpu()
+    said = {number: logprobs for part in ranks.gather(own) for number, logprobs in part.items()}
+    return torch.cat([said[number] for number in range(len(runs))])

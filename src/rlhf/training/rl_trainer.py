@@ -20,6 +20,7 @@ from rlhf.config.base import BaseConfig
 from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ConfigError
 from rlhf.losses import segment_sum
 from rlhf.models.divergence import check_comparable
@@ -43,6 +44,7 @@ from rlhf.training.monitoring.guards import Finding
 from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
 from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
+from rlhf.training.over_ranks import check_over_ranks
 from rlhf.training.policy_objective import correct_sampler
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rl_objective import RLObjective
@@ -64,6 +66,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     name = "rl"
     config_class: ClassVar[type[BaseConfig]] = RLConfig
+    trains_over_ranks: ClassVar[bool] = False
     needs_scorer: ClassVar[bool] = True
     """Whether anything is learned from scores."""
 
@@ -121,6 +124,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
+        check_over_ranks(self, self.config, current_ranks())
         try:
             return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
         finally:

@@ -16,6 +16,7 @@ from rlhf.data.message_text import counted
 from rlhf.data.pack import Group
 from rlhf.data.row_report import left_out
 from rlhf.data.verifiable import count_unverifiable
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
@@ -209,7 +210,9 @@ def _rows_to_keep(
 def save_model(
     model: PolicyModel | RewardModel | ProcessRewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]
 ) -> None:
-    """The stage's ``model`` folder, with a card that says where it came from."""
+    """The stage's ``model`` folder, with a card that says where it came from; of several ranks, rank 0 writes it."""
+    if not current_ranks().is_main:
+        return
     about = {
         "stage": at.name,
         "summary": f"Made by the `{stage.kind}` stage of an rlhf recipe.",

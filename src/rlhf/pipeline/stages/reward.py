@@ -18,6 +18,7 @@ from rlhf.data.streaming import (
     StreamingRankingDataset,
     StreamingRatingDataset,
 )
+from rlhf.distributed.ranks import current_ranks
 from rlhf.evaluation.records import SCHEMA
 from rlhf.evaluation.reward_model_quality import judge_reward_model
 from rlhf.files import write_json
@@ -61,7 +62,8 @@ def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
         accuracy = f"held-out {summary}" if summary else f"held-out rows are all ties (loss {metrics['eval/loss']:.3f})"
         if pairs := pairs_of(held_out):
             quality = judge_reward_model(model, pairs, seed=seed)
-            write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
+            if current_ranks().is_main:
+                write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "reward_model": quality.to_dict()})
             interval = quality.accuracy
             metrics |= {
                 "eval/accuracy": interval.value,

@@ -1,0 +1,37 @@
+"""What a recipe can't ask of several ranks yet, by its settings alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf.config.stage_inputs import OfflineStage
+from rlhf.config.training import TrainConfig
+
+REFUSED_KINDS = ("prm",)
+"""Kinds of stages that learn from files, and that ranks can't share yet."""
+
+
+def refused_settings(config: TrainConfig) -> list[str]:
+    """The settings of a trainer or its stage that ranks can't do yet, as people write them; empty for none."""
+    guards = config.guards
+    asked: Mapping[str, Any] = {
+        "compiled": config.compiled,
+        "lr_find": config.lr_find,
+        "ema_decay": config.ema_decay,
+        "l2_coef": config.l2_coef,
+        "ewc": getattr(config, "ewc", None),
+        "autocast: float16": config.autocast == "float16",
+        "guards that restore": any(guards.action_of(guard) == "restore" for guard in guards.of_each()),
+        "model.compile": getattr(getattr(config, "model", None), "compile", False),
+    }
+    return [name for name, value in asked.items() if value]
+
+
+def refused_of_stage(stage: Any) -> list[str]:
+    """What of a stage ranks can't do yet; a stage that trains nothing is rank 0's alone, and nothing of it is refused."""
+    if not stage.trains:
+        return []
+    if not isinstance(stage, OfflineStage) or stage.kind in REFUSED_KINDS:
+        return [f"kind: {stage.kind}"]
+    return refused_settings(stage)

@@ -1,0 +1,210 @@
+"""What the ranks of a run tell each other: small values, requests, and why one of them failed.
+
+``current_ranks()`` is always there; in a process by itself every exchange is with itself and costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rlhf.distributed.launch_environment import Launch, find_launch
+from rlhf.errors import InterruptedRun, RLHFError, TrainingError, text_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TIMEOUT = timedelta(minutes=30)
+"""After which a rank that waits for the others gives up."""
+WAIT_FOR_REASON_SECONDS = 5.0
+"""How long a rank that lost another waits for what that one has to say."""
+POLL_SECONDS = 0.05
+FAULT = "rlhf/fault"
+"""Key of what the first rank that failed has to say."""
+LOST_PEER = ("gloo", "connection", "socket", "broken pipe", "peer", "store")
+"""Words of the errors with which torch says that another process is gone."""
+
+
+class Ranks:
+    """One process by itself, and what several have in common."""
+
+    rank = 0
+    size = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes and prints."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks in their order, on every rank; anything that can be pickled."""
+        return [value]
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over the ranks, which give as many of the same shapes."""
+
+    def order(self, work: Mapping[str, Any] | None) -> None:
+        """Rank 0 tells the others what to do next; None for nothing more."""
+
+    def named(self, err: BaseException) -> BaseException:
+        """The error that the run ends with: that of the rank which failed first, where this one only lost it."""
+        return err
+
+    def orders(self) -> Iterator[Mapping[str, Any]]:
+        """What rank 0 tells the others to do, until there is nothing more or a rank failed."""
+        return iter(())
+
+    @contextmanager
+    def naming_failures(self) -> Iterator[None]:
+        """Inside, an error that only says that another rank is gone becomes that rank's own."""
+        try:
+            yield
+        except BaseException as err:
+            named = self.named(err)
+            if named is err:
+                raise
+            raise named from err
+
+
+class ProcessRanks(Ranks):
+    """Several processes, connected by gloo.
+
+    Args:
+        launch: What the launcher said.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        import torch.distributed as dist
+
+        os.environ.update(MASTER_ADDR=launch.address, MASTER_PORT=str(launch.port))
+        self.rank, self.size = launch.rank, launch.world_size
+        rendezvous = dist.rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT)
+        self._store, _, _ = next(iter(rendezvous))
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=TIMEOUT
+        )
+        self._orders = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """By pickle."""
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        """One after the other."""
+        import torch.distributed as dist
+
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+    def order(self, work: Mapping[str, Any] | None) -> None:
+        """By the store: what lies between two orders may take hours, and no collective would wait so long."""
+        self._store.set(f"rlhf/order/{self._orders}", json.dumps(work))
+        self._orders += 1
+
+    def orders(self) -> Iterator[Mapping[str, Any]]:
+        """What rank 0 tells the others to do, until there is nothing more or a rank failed."""
+        while True:
+            key = f"rlhf/order/{self._orders}"
+            while not self._store.check([key]):
+                if self._store.check([FAULT]):
+                    raise TrainingError(_sentence(json.loads(self._store.get(FAULT))))
+                time.sleep(POLL_SECONDS)
+            work = json.loads(self._store.get(key))
+            self._orders += 1
+            if work is None:
+                return
+            yield work
+
+    def named(self, err: BaseException) -> BaseException:
+        """Say to the others what happened here, or find out what happened to them."""
+        lost = _is_lost_peer(err)
+        try:
+            if not lost and not isinstance(err, InterruptedRun | SystemExit):
+                said = {"rank": self.rank, "message": _message(err)}
+                self._store.compare_set(FAULT, "", json.dumps(said))
+                return err
+            patience = time.monotonic() + (WAIT_FOR_REASON_SECONDS if lost else 0)
+            while not self._store.check([FAULT]):
+                if time.monotonic() > patience:
+                    return TrainingError(_unsaid(err)) if lost else err
+                time.sleep(POLL_SECONDS)
+            said = json.loads(self._store.get(FAULT))
+        except RuntimeError:  # the store is gone with its process
+            return TrainingError(_unsaid(err)) if lost else err
+        return err if said["rank"] == self.rank else TrainingError(_sentence(said))
+
+    def close(self) -> None:
+        """Leave the group, after all others came here too."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+_ALONE = Ranks()
+_current: Ranks = _ALONE
+
+
+def current_ranks() -> Ranks:
+    """Those that this process belongs to."""
+    return _current
+
+
+@contextmanager
+def launched_ranks() -> Iterator[Ranks]:
+    """Inside, the ranks that a launcher started are connected; a process by itself only runs what is inside.
+
+    An error on any rank ends all of them with that rank's message, which rank 0 raises; the others leave silently.
+
+    Raises:
+        ConfigError: The launcher's variables do not say how the ranks find each other.
+        TrainingError: Another rank failed; its number and message.
+    """
+    global _current
+    launch = find_launch(os.environ)
+    if launch is None:
+        yield _ALONE
+        return
+    ranks = ProcessRanks(launch)
+    _current = ranks
+    try:
+        yield ranks
+        ranks.close()
+    except BaseException as err:
+        named = ranks.named(err)
+        if ranks.is_main:
+            raise named from (None if named is err else err)
+        # At once: with its connections rank 0 loses this rank, and asks the store why.
+        raise SystemExit(named.code if isinstance(named, SystemExit) else getattr(named, "exit_code", 1)) from None
+    finally:
+        _current = _ALONE
+
+
+def _is_lost_peer(err: BaseException) -> bool:
+    if isinstance(err, RLHFError) or not isinstance(err, RuntimeError):
+        return False
+    return any(word in str(err).lower() for word in LOST_PEER)
+
+
+def _message(err: BaseException) -> str:
+    return text_of(err) if isinstance(err, RLHFError) else f"{type(err).__name__}: {text_of(err)}"
+
+
+def _sentence(said: Mapping[str, Any]) -> str:
+    return f"Rank {said['rank']} failed: {said['message']}"
+
+
+def _unsaid(err: BaseException) -> str:
+    return (
+        f"Another rank ended without saying why (was it killed, or out of memory?): {str(err).splitlines()[0][:200]} "
+        "The same command goes on from the newest checkpoint."
+    )

@@ -1,0 +1,131 @@
+"""Weights in shards (torch's FSDP2), and whole again.
+
+Source: Zhao et al. 2023, arXiv:2304.11277; the form with a tensor for each parameter is ``torch.distributed.fsdp.fully_shard``.
+
+Gradients are sums over ranks, not means: every rank divides its losses by the counts of the whole step, so that the sum is the
+step's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+ResultT = TypeVar("ResultT")
+_CALL = "_rlhf_inside_forward"
+
+
+def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Keep a part of each parameter on each rank: a group of collectives for each layer, and one for all the rest.
+
+    Args:
+        root: On the same device, with the same weights, on every rank.
+        layers: Modules inside it that are gathered one after the other, in the order of the forward pass.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    sharded: list[Any] = [fully_shard(module, mesh=mesh) for module in [*layers, root]]
+    for module in sharded:
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    setattr(root, _CALL, _call)
+    register_fsdp_forward_method(root, _CALL)
+    with torch.no_grad():
+        inside_forward(root, lambda: None)
+        for module in sharded:  # a parameter keeps for good whether it had a gradient when it was first gathered
+            module.unshard()
+            module.reshard()
+
+
+def unshard(root: nn.Module) -> None:
+    """Undo ``shard``: whole parameters, plain modules, and nothing of it left in them."""
+    from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    reshard(root)
+    for module in root.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state = fully_shard.state(module)  # type: ignore[attr-defined]
+        state._pre_forward_hook_handle.remove()
+        state._post_forward_hook_handle.remove()
+        for group in state._fsdp_param_groups:
+            for handles in (
+                group._module_to_pre_save_state_dict_hook_handle,
+                group._module_to_pre_load_state_dict_hook_handle,
+            ):
+                for handle in handles.values():
+                    handle.remove()
+        module.__class__ = type(module).__bases__[1]
+        for key in (STATE_KEY, REGISTRY_KEY):
+            module.__dict__.pop(key, None)
+    whole_ones: dict[int, nn.Parameter] = {}
+    for module in root.modules():
+        for name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params"):
+            module.__dict__.pop(name, None)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and is_shard(parameter):
+                if id(parameter) not in whole_ones:
+                    whole_ones[id(parameter)] = nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
+                module._parameters[key] = whole_ones[id(parameter)]
+    root.__dict__.pop(_CALL, None)
+
+
+def inside_forward(model: nn.Module, function: Callable[[], ResultT]) -> ResultT:
+    """Call a function that computes with a model's parameters outside of its own forward; they are whole inside.
+
+    A model that is not sharded only has the function called. Tensors with gradient should be in the result itself, or in tuples,
+    lists and dicts of it.
+    """
+    call = model.__dict__.get(_CALL)
+    if call is None:
+        return function()
+    result: ResultT = call(function)
+    if not torch.is_grad_enabled():
+        reshard(model)  # no backward pass will, and the next step would compute with weights from before it
+    return result
+
+
+def reshard(root: nn.Module) -> None:
+    """Let go of parameters that were gathered and of whose forward pass there is no backward pass."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether a tensor is this rank's part of a whole one."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor that a shard is a part of, which all ranks ask for at once; anything else as it is."""
+    full: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def part(tensor: Tensor) -> Tensor:
+    """This rank's values, which share memory with the shard; anything else as it is."""
+    local: Any = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()
+
+
+def like(source: Tensor, target: Tensor) -> Tensor:
+    """A whole tensor as the shard that ``target`` is of one of its shape; no rank asks another."""
+    if not is_shard(target) or is_shard(source):
+        return source
+    from torch.distributed.tensor import distribute_tensor
+
+    placed: Any = target
+    return distribute_tensor(source.to(target.device), placed.device_mesh, placed.placements, src_data_rank=None)
+
+
+def _call(function: Callable[[], ResultT]) -> ResultT:
+    return function()

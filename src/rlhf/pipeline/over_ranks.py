@@ -1,0 +1,48 @@
+"""A recipe over ranks: rank 0 runs it, and the others take part in the stages that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf.config.over_ranks import refused_of_stage
+from rlhf.config.recipe import RecipeConfig
+from rlhf.data.tokenization import lost_fields_allowed
+from rlhf.distributed.ranks import Ranks
+from rlhf.errors import ConfigError
+from rlhf.models.device import resolve_device
+from rlhf.pipeline.artifacts import Artifact
+from rlhf.pipeline.stages import StageContext, runner
+from rlhf.training.log import TrainingLogger
+
+
+def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: str | None) -> None:
+    """Refuse, before anything is written, stages that several ranks can't do yet; finished ones count for nothing.
+
+    Raises:
+        ConfigError: Naming each stage and setting.
+    """
+    if ranks.size == 1:
+        return
+    problems = []
+    if resolve_device(recipe.device).type != "cpu":
+        problems.append("device: only `cpu` so far")
+    for name, stage in recipe.stages.items():
+        if Artifact.read(run_dir / name) is None:
+            problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
+        if name == until:
+            break
+    if problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise ConfigError(
+            f"{ranks.size} ranks can't do this yet:{lines}\nRun these stages in one process (the others with --until STAGE), or "
+            "change that; docs/ranks.md lists what ranks can do."
+        )
+
+
+def follow(recipe: RecipeConfig, run_dir: Path, ranks: Ranks) -> None:
+    """What the other ranks do: the stages that rank 0 names, writing and printing nothing."""
+    for work in ranks.orders():
+        name = work["stage"]
+        stage = recipe.stages[name]
+        with lost_fields_allowed(getattr(stage, "allow_lost_fields", ())):
+            runner(stage.kind)(stage, StageContext(name, run_dir, TrainingLogger(stage=name)))

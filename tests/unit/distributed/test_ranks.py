@@ -1,0 +1,51 @@
+"""What ranks tell each other, and how all of them end where one fails."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from rlhf.distributed.ranks import current_ranks, launched_ranks
+from rlhf.errors import DataError, TrainingError
+from tests.fixtures.two_ranks import run_over_ranks
+
+
+def talk_and_fail(how: str) -> None:
+    """Rank 1 ends in the middle of what the others go on with."""
+    ranks = current_ranks()
+    assert ranks.gather(ranks.rank * 10) == [0, 10]
+    if ranks.rank == 1 and how == "raises":
+        raise DataError("rows.jsonl:7: no prompt")
+    if ranks.rank == 1:
+        os._exit(9)
+    while True:
+        ranks.gather(None)
+
+
+def test_a_process_by_itself_exchanges_with_itself(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with launched_ranks() as ranks:
+        assert (ranks.size, ranks.is_main, ranks.gather("x")) == (1, True, ["x"])
+        ranks.order(None)
+        err = ValueError("own")
+        assert ranks.named(err) is err
+
+
+def test_a_rank_that_fails_ends_all_with_its_message(tmp_path):
+    began = time.monotonic()
+    main, other = run_over_ranks(talk_and_fail, "raises", folder=tmp_path)
+    assert isinstance(main, TrainingError), main
+    assert "Rank 1" in str(main)
+    assert "rows.jsonl:7: no prompt" in str(main)
+    assert isinstance(other, SystemExit), "rank 0 has said it"
+    assert other.code == DataError.exit_code
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_within_seconds(tmp_path):
+    main, other = run_over_ranks(talk_and_fail, "dies", folder=tmp_path)
+    assert isinstance(main, TrainingError)
+    assert other is None
