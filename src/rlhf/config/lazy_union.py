@@ -12,7 +12,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LazyUnion:
     """Validates settings with the class that their ``kind`` names: ``Annotated[Any, LazyUnion(classes)]``.
 

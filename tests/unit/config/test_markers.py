@@ -99,6 +99,7 @@ def test_exceptions_are_fields_without_a_marker():
 def test_the_search_knows_the_settings_that_name_something():
     marked = {place: marker(field) for place, field in FIELDS.items() if marker(field) is not None}
     assert {place for place, kind in marked.items() if kind is Names.FUNCTION} == {
+        "FunctionCriticConfig.function",
         "FunctionJudgeConfig.function",
         "FunctionRewardConfig.function",
         "JudgeRowsStage.rationale",
