@@ -51,7 +51,7 @@ COMMANDS = {
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --pairs "
     "--draft --draft-tokens --keeps --compiled --device",
-    "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --quiet --json",
+    "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --hashes --quiet --json",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
     "plan": "RECIPE OVERRIDES --gpu --stage --json",
@@ -94,7 +94,10 @@ COMMANDS = {
     "feedback import": "FILE --store --format --kind --batch --gold --judgments --classes --skip-bad "
     "--personal-data --consent-field --label-field --unjudged --json",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgments --qualified --min-items --min-agreement "
-    "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-probability",
+    "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-probability "
+    "--min-rating-difference --rating-thresholds --rating-scale --consent --not-in --source",
+    "feedback arena": "--store --qualified --json",
+    "feedback red-team": "OUTPUT --store --min-harm --consent",
     "feedback formats": "--json",
     "feedback report": "--store --classes --smoothing --right-prior --json",
     "feedback invite": "NAME --store --owner --url",
