@@ -42,10 +42,10 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
         if _number(environ, "SLURM_STEP_NUM_TASKS") == 1:
             return None
         job = int(environ.get("SLURM_JOB_ID", "0"))
-        found = {"MASTER_PORT": str(FIRST_SLURM_PORT + job % SLURM_PORTS)}
+        defaults = {"MASTER_PORT": str(FIRST_SLURM_PORT + job % SLURM_PORTS)}
         if environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
-            found["MASTER_ADDR"] = "127.0.0.1"
-        return _launch({**found, **environ}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+            defaults["MASTER_ADDR"] = "127.0.0.1"
+        return _launch({**defaults, **environ}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     return None
 
 

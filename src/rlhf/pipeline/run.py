@@ -35,9 +35,9 @@ from rlhf.pipeline.manifest import machine as machine
 from rlhf.pipeline.manifest import manifest, now, summary
 from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
-from rlhf.pipeline.over_ranks import check_recipe, follow
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions, parents_of
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
+from rlhf.pipeline.recipe_over_ranks import check_recipe, follow
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.trace_lists import keep_trace_lists

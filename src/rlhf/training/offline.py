@@ -23,8 +23,8 @@ from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.guards import Finding
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
-from rlhf.training.over_ranks import check_over_ranks, in_shards
 from rlhf.training.row_order import Rows, build_rows
+from rlhf.training.sharded_training import check_over_ranks, in_shards
 
 ROWS_FOR_PATH = 3
 """By which the ranks choose one path, where nobody chose before."""

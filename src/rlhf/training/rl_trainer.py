@@ -44,7 +44,6 @@ from rlhf.training.monitoring.guards import Finding
 from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
 from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
-from rlhf.training.over_ranks import check_over_ranks
 from rlhf.training.policy_objective import correct_sampler
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rl_objective import RLObjective
@@ -52,6 +51,7 @@ from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Gathered, Judged, Rollout, measure_rollout, rollout_rows, shaped_scores
 from rlhf.training.row_order import Cycle, permutation
 from rlhf.training.sampler_checks import SamplerChecks
+from rlhf.training.sharded_training import check_over_ranks
 
 
 class RLTrainer(RLObjective[RLConfigT], ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf.config.over_ranks import refused_of_stage
+from rlhf.config.rank_limits import refused_of_stage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.distributed.ranks import Ranks

@@ -9,7 +9,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from rlhf.config.over_ranks import refused_settings
+from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
 from rlhf.distributed.ranks import Ranks
 from rlhf.distributed.sharding import unshard
