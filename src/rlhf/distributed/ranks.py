@@ -80,13 +80,15 @@ class ProcessRanks(Ranks):
 
     def __init__(self, launch: Launch) -> None:
         import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
 
         os.environ.update(MASTER_ADDR=launch.address, MASTER_PORT=str(launch.port))
         self.rank, self.size = launch.rank, launch.world_size
-        rendezvous = dist.rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT)
-        self._store, _, _ = next(iter(rendezvous))
+        meeting = rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT)
+        self._store, _, _ = next(iter(meeting))
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=TIMEOUT
+            "gloo", store=PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=TIMEOUT
         )
         self._orders = 0
 

@@ -139,7 +139,7 @@ class Loop:
         """
         began = time.monotonic()
         keep_freed_memory()
-        others = [] if self.ranks.is_main else ["rank", self.ranks.rank]
+        others: list[str | int] = [] if self.ranks.is_main else ["rank", self.ranks.rank]
         seed_everything(derive_seed(self.config.seed, self.algorithm.name, *others))
         self._resume()
         try:
