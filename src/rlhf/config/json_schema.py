@@ -35,6 +35,9 @@ NUMBER = r"^(\s*[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?\s*|.*\$\{.+\}.*)$"
 
 ALSO_TAKES: Mapping[str, tuple[JsonSchemaValue, ...]] = {
     "_from_text": (TEXT,),
+    "_from_file": (TEXT,),
+    "settings_of_text": (TEXT,),
+    "critic_from_text": (TEXT,),
     "_with_kind": (TEXT, SECTION),
     "kind_from_text": (TEXT,),
     "_to_list": (TEXT, SECTION),
