@@ -239,10 +239,10 @@ def version_of(url: str) -> int:
 def loop(folder: Path, *, num_prompts: int, num_users: int, noise: float, steps: int, limit: int) -> dict[str, Any]:
     """All rounds; the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     (folder / "start.yaml").write_text(START.replace("STEPS", str(steps)))
     rlhf("run", "start.yaml", folder=folder)
     rlhf("registry", "promote", "runs/start/sft/model", "--reason", "the first champion", folder=folder)
+    began = time.monotonic()
     draws = random.Random(1)
     world = folder / "runs" / "start" / "world"
     prompts = [json.loads(line)["prompt"] for line in (world / "prompts.jsonl").read_text().splitlines()]
@@ -291,10 +291,14 @@ def page(numbers: dict[str, Any]) -> str:
         "",
         "<!-- written by tools/closed_loop.py; do not edit by hand -->",
         "",
-        f"Made by `python tools/closed_loop.py FOLDER --write docs/results/closed_loop.md` in {numbers['seconds'] / 60:.0f} minutes on a",
-        "machine of two cores that others used as well. [closed_loop.yaml](../../recipes/closed_loop.yaml) with",
-        f"`{' '.join(SETTINGS)}` trains in every round, behind one server that is never restarted. {numbers['users']}",
-        f"simulated users judge by the rules of the embedded world and slip in {percentage(numbers['noise'], 0)} of their clicks; two of them",
+        f"Made by `python tools/closed_loop.py FOLDER --write docs/results/closed_loop.md` in {numbers['seconds'] / 60:.0f} minutes, not",
+        "counting the fine-tuning before the first round, on a machine of two cores that others used as well.",
+        "[closed_loop.yaml](../../recipes/closed_loop.yaml) trains in every round, behind one server that is never restarted, with",
+        "",
+        *(f"    {setting}" for setting in SETTINGS),
+        "",
+        f"{numbers['users']} simulated users judge by the rules of the embedded world",
+        f"and slip in {percentage(numbers['noise'], 0)} of their clicks; two of them",
         "don't read. In the poisoned round the others say the opposite of what they think. Good answers are right by the world's judge",
         "(a score of 1 at least).",
         "",
