@@ -311,6 +311,16 @@ def test_an_attempt_is_graded_and_becomes_an_item_and_a_pair(serve, visit):
     assert page.inner_text(f"{LAST} .note") == "Harm 3, hate."
 
 
+def test_a_first_message_is_answered_by_a_model_of_few_tokens(serve, visit):
+    page = visit(serve().url)  # 200 tokens, and the field of Settings begins with 256
+    page.wait_for_selector("#model option", state="attached")
+    assert page.input_value("#max-tokens") == "100"
+    page.fill("#message", "Once")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"{LAST} .toolbar:visible")
+    assert page.is_hidden("#notice")
+
+
 def test_what_is_refused_is_said_in_words(serve, visit):
     page = visit(serve().url)
     write(page, "word " * 400)

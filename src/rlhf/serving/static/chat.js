@@ -14,6 +14,7 @@ const user = ownName();
 
 let turns = [];
 let shares = {}; // name -> names that share its requests
+let contexts = {}; // name -> most tokens of a prompt and its answer
 let stopping = null; // ends the answers that are coming
 let pending = null; // two answers that nobody chose from yet
 
@@ -311,12 +312,23 @@ function askForKey(wasWrong) {
   if (!byId("key-dialog").open) byId("key-dialog").showModal();
 }
 
+/** Half of what the model takes is for its answer, where nobody said more than the usual number. */
+function limitTokens() {
+  const field = byId("max-tokens");
+  if (field.dataset.chosen) return;
+  const model = byId("model").value;
+  const most = (shares[model] ?? [model]).map((name) => contexts[name]).filter(Number.isFinite);
+  field.value = Math.min(Number(field.defaultValue), ...most.map((tokens) => Math.ceil(tokens / 2)));
+}
+
 async function fillModels() {
   try {
     const list = await models();
     shares = Object.fromEntries(list.filter((one) => one.shares).map((one) => [one.id, Object.keys(one.shares)]));
+    contexts = Object.fromEntries(list.map((one) => [one.id, one.max_model_len]));
     const names = [...Object.keys(shares), ...list.filter((one) => !one.shares).map((one) => one.id)];
     byId("model").replaceChildren(...names.map((name) => element("option", { value: name, textContent: name })));
+    limitTokens();
     byId("key-dialog").close();
     byId("message").focus();
   } catch (error) {
@@ -383,6 +395,10 @@ byId("key-form").addEventListener("submit", (event) => {
   fillModels();
 });
 byId("stop").addEventListener("click", () => stopping?.abort());
+byId("model").addEventListener("change", limitTokens);
+byId("max-tokens").addEventListener("input", () => {
+  byId("max-tokens").dataset.chosen = "yes";
+});
 byId("new-chat").addEventListener("click", newChat);
 byId("open-settings").addEventListener("click", () => byId("settings").showModal());
 byId("open-keys").addEventListener("click", () => byId("keys").showModal());
