@@ -84,7 +84,7 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
         "kind": "grpo",
         "model": "stage:sft",
         "prompts": str(tmp_path / "rows.jsonl"),
-        "reward": "rlhf.rewards:none",
+        "reward": "rlhf.data.reasoning.rewards:outcome_reward",
     }
     recipe = write_recipe(tmp_path, grpo=grpo)
     code, output = finished(start(recipe, tmp_path / "two", ranks=2))

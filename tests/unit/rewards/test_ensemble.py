@@ -117,7 +117,7 @@ def test_members_of_a_reward_model_are_combined_after_each_is_normalized(model):
     completions = [TextCompletion("x", tokens=[7, 8, 9 + n]) for n in range(3)]
     every = LearnedReward(model, tokenizer=toy.TOKENIZER)
     with torch.no_grad():
-        each = every._each_score(
+        each = every.outputs(
             [toy.Group(p.ids, [toy.Branch(c.tokens)]) for p, c in zip(prompts, completions, strict=True)]
         )
     strict = LearnedReward(model, tokenizer=toy.TOKENIZER, combine="min").score(prompts, completions)

@@ -138,7 +138,7 @@ def test_the_hub_reads_its_results_file(tmp_path: Path) -> None:
         0.5,
         whole.completed,
     )
-    assert "95 % interval 0.25 to 0.75, n = 8" in str(entry.notes)
+    assert "95\N{NARROW NO-BREAK SPACE}% interval 0.25 to 0.75, n = 8" in str(entry.notes)
     name, results = model_index_to_eval_results(yaml.safe_load((tmp_path / MODEL_INDEX).read_text())["model-index"])
     values = {result.metric_type: (result.metric_value, result.metric_args) for result in results}
     assert (name, values["judge_score"]) == ("m", (0.5, {"low": 0.25, "high": 0.75, "confidence": 0.95, "n": 8}))
