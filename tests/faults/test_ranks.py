@@ -80,11 +80,14 @@ def test_a_recipe_over_ranks_is_that_of_one_process_and_survives_a_signal(tmp_pa
 
 @pytest.mark.slow
 def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "length.py").write_text(
+        "def reward(prompts, completions):\n    return [float(len(text)) for text in completions]\n"
+    )
     grpo = {
         "kind": "grpo",
         "model": "stage:sft",
         "prompts": str(tmp_path / "rows.jsonl"),
-        "reward": "rlhf.data.reasoning.rewards:outcome_reward",
+        "reward": f"{tmp_path}/length.py:reward",
     }
     recipe = write_recipe(tmp_path, grpo=grpo)
     code, output = finished(start(recipe, tmp_path / "two", ranks=2))
