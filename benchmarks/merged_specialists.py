@@ -13,6 +13,7 @@ density .5), chosen on no seed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -30,7 +31,7 @@ from rlhf.data.datasets import GRPODataset
 from rlhf.data.world import judge, split_prompts
 from rlhf.data.world.facts import VALUES
 from rlhf.data.world.language import POLITE, Prompt, statement
-from rlhf.files import write_jsonl
+from rlhf.files import write_json, write_jsonl
 from rlhf.formatting import rounded
 from rlhf.merging.merger import ModelMerger
 from rlhf.merging.soup import GreedySoup, ModelSoup
@@ -143,6 +144,16 @@ def of_seed(seed: int, folder: Path, steps: int, limit: int) -> tuple[dict[str, 
     return rows | {name: measured(folder / name, prompts, seed) for name in SOUPS}, greedy
 
 
+def measurements(seed: int, folder: Path, steps: int, limit: int) -> tuple[dict[str, dict[str, float]], int]:
+    """``of_seed`` with the number of runs in the greedy soup, kept in the folder for a command that is given again."""
+    file = folder / f"measured-{steps}-{limit}.json"
+    if not file.is_file():
+        rows, greedy = of_seed(seed, folder, steps, limit)
+        write_json(file, {"rows": rows, "kept": len(greedy.ingredients)})
+    document = json.loads(file.read_text(encoding="utf-8"))
+    return document["rows"], document["kept"]
+
+
 def merged(tree: dict[str, Any], folder: Path) -> Path:
     """A folder that the next merge replaces."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -188,10 +199,10 @@ def table(
     return lines
 
 
-def gains(by_seed: Measured, row: str, name: str, others: Sequence[str]) -> list[float]:
+def gains(by_seed: Measured, row: str, name: str, others: Sequence[str], column: str = "score") -> list[float]:
     """Of each seed: a row's score less the best of others, or their mean."""
     of_others = statistics.fmean if name.startswith("mean") else max
-    return [seed[row]["score"] - of_others([seed[other]["score"] for other in others]) for seed in by_seed.values()]
+    return [seed[row][column] - of_others([seed[other][column] for other in others]) for seed in by_seed.values()]
 
 
 def head(options: argparse.Namespace, num_seeds: int) -> list[str]:
@@ -222,14 +233,14 @@ def conclusions(by_seed: Measured, kept: Mapping[int, int]) -> list[str]:
         ("the mean run", list(SOUPS), "mean run", JOINT_RUNS),
         ("the best run", list(SOUPS), "best run", JOINT_RUNS),
     ]
-    for what, rows, name, others in comparisons:
+    for column, (what, rows, name, others) in itertools.product(("score", "perfect"), comparisons):
         sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
         for row in rows:
-            values = gains(by_seed, row, name, others)
+            values = gains(by_seed, row, name, others, column)
             mean, half = statistics.fmean(values), half_interval(values)
             sides["above" if mean > half else "below" if mean < -half else "not told apart from"].append(row)
         told = "; ".join(f"{side} {what}: {', '.join(names)}" for side, names in sides.items() if names)
-        lines.append(f"- In score, {told}.")
+        lines.append(f"- In `{column}`, {told}.")
     lines.append(
         f"- The greedy soup kept {', '.join(f'{count} of {len(JOINT_RUNS)} runs (seed {seed})' for seed, count in kept.items())}."
     )
@@ -248,8 +259,7 @@ def main() -> None:
     by_seed: Measured = {}
     kept: dict[int, int] = {}
     for seed in options.seeds:
-        by_seed[seed], greedy = of_seed(seed, options.folder / str(seed), options.steps, options.limit)
-        kept[seed] = len(greedy.ingredients)
+        by_seed[seed], kept[seed] = measurements(seed, options.folder / str(seed), options.steps, options.limit)
         print(f"seed {seed}:", json.dumps(by_seed[seed]), kept[seed], flush=True)
     lines = tables(by_seed)
     print("\n".join(lines))

@@ -1,13 +1,14 @@
-"""Merging side by side: `rlhf merge` and mergekit on the same files, each in a process of its own.
+"""Merging side by side: `rlhf merge` and mergekit on the same files, each side in a process of its own.
 
     RLHF_MERGEKIT_PYTHON=/tmp/mergekit/bin/python python benchmarks/merging.py --write docs/results/merging-speed.md
 
 The models have random weights of Llama's shape in several shards, made on the spot. Both sides run as a person runs them, with the same
-number of threads, in turns; the results are compared, where both compute in the same type. mergekit writes no card, and writes its shards
-in the background (``async_write``), the fastest of its settings for local safetensors files on a CPU. A row has the fewest seconds of all
-rounds by the clock, which say little on a shared machine, and of the processor. Imports are not counted; ours hashes the parents, measures
-every tensor and syncs the result to the disk within them, mergekit does none of it. The peak of memory is of resident pages; mergekit maps
-its files, so that the parents' pages count as far as they were touched: the other peak is of pages that belong to the process alone.
+number of threads, in turns, ours with hashes of the parents and without; the results are compared, where both compute in the same type.
+mergekit writes no card, and writes its shards in the background (``async_write``), the fastest of its settings for local safetensors files
+on a CPU. A row has the fewest seconds of all rounds by the clock, which say little on a shared machine, and of the processor. Imports are
+not counted; ours measures every tensor and syncs the result to the disk within them, mergekit does not. The peak of memory is of resident
+pages; mergekit maps its files, so that the parents' pages count as far as they were touched: the other peak is of pages that belong to the
+process alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,34 +43,44 @@ METHODS: dict[str, dict[str, Any]] = {
 RANDOM = {"dare_linear", "dare_ties"}
 """Methods whose masks differ: their results are not compared."""
 MEASURED = """
-import json, re, sys, threading, time
+import ctypes, json, re, shutil, sys, threading, time
 from pathlib import Path
-tree, out, threads = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+trees, out, threads = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 {imports}
-Path("/proc/self/clear_refs").write_text("5")
 def pages(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-own, finished = [0], threading.Event()
-def watch():
-    while not finished.wait(0.02):
-        own[0] = max(own[0], pages("RssAnon"))
-watcher = threading.Thread(target=watch)
-watcher.start()
-begin, busy = time.perf_counter(), time.process_time()
-{merge}
-seconds, busy = time.perf_counter() - begin, time.process_time() - busy
-finished.set()
-watcher.join()
-print(json.dumps([seconds, busy, pages("VmHWM"), own[0]]))
+for method, tree in trees.items():
+    shutil.rmtree(f"{{out}}-{{method}}", ignore_errors=True)
+    {forget}
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    own, finished = [0], threading.Event()
+    def watch():
+        while not finished.wait(0.02):
+            own[0] = max(own[0], pages("RssAnon"))
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin, busy = time.perf_counter(), time.process_time()
+    {merge}
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+    finished.set()
+    watcher.join()
+    print(json.dumps([method, seconds, busy, pages("VmHWM"), own[0]]), flush=True)
 """
-OURS = MEASURED.format(
-    imports="import torch\nfrom rlhf.merging.merger import ModelMerger",
-    merge="ModelMerger(tree, threads=threads).merge(out)",
+OURS, UNHASHED = (
+    MEASURED.format(
+        imports="import torch, rlhf.files\nfrom rlhf.merging.merger import ModelMerger",
+        forget="rlhf.files._sha256_of.cache_clear()",
+        merge=f"ModelMerger(tree, threads=threads, hashes={hashes}).merge(f'{{out}}-{{method}}')",
+    )
+    for hashes in (True, False)
 )
 PEER = MEASURED.format(
-    imports="import torch\nfrom mergekit.config import MergeConfiguration\nfrom mergekit.merge import MergeOptions, run_merge",
-    merge="run_merge(MergeConfiguration.model_validate(tree), out, "
-    "MergeOptions(write_model_card=False, quiet=True, num_threads=threads, lazy_unpickle=True, async_write=True, write_threads=threads))",
+    imports="import torch\nfrom mergekit.config import MergeConfiguration\nfrom mergekit.merge import MergeOptions, run_merge\n"
+    "torch.set_num_threads(threads)",
+    forget="pass",
+    merge="run_merge(MergeConfiguration.model_validate(tree), f'{out}-{method}', MergeOptions("
+    "write_model_card=False, quiet=True, lazy_unpickle=True, async_write=True, write_threads=threads))",
 )
 
 
@@ -112,15 +122,15 @@ def tree_of(method: str, folders: list[Path], dtype: str) -> dict[str, Any]:
     return tree if method in ("linear", "passthrough") else tree | {"base_model": base}
 
 
-def measure(python: str, script: str, tree: dict[str, Any], out: Path, threads: int) -> list[float]:
-    """Seconds, processor seconds, peak bytes and peak bytes of its own of one merge."""
-    shutil.rmtree(out, ignore_errors=True)
+def measure(python: str, script: str, trees: dict[str, Any], out: Path, threads: int) -> dict[str, list[float]]:
+    """Method -> seconds, processor seconds, peak bytes and peak bytes of its own, merged one after the other in one process."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    command = [python, "-c", script, json.dumps(tree), str(out), str(threads)]
+    command = [python, "-c", script, json.dumps(trees), str(out), str(threads)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode:
         raise SystemExit(result.stderr[-2000:])
-    return [float(value) for value in json.loads(result.stdout.splitlines()[-1])]
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    return {method: [float(value) for value in values] for method, *values in rows}
 
 
 COLUMNS = (
@@ -131,19 +141,24 @@ COLUMNS = (
 )
 
 
-def compared(method: str, folders: list[Path], root: Path, peer: str, threads: int, options: argparse.Namespace) -> str:
-    """A row: the best of each side's rounds."""
-    tree = tree_of(method, folders, options.dtype)
+def compared(folders: list[Path], root: Path, peer: str, threads: int, options: argparse.Namespace) -> list[str]:
+    """Rows: the best of each side's rounds."""
+    sides = ((sys.executable, OURS, "ours"), (sys.executable, UNHASHED, "ours"), (peer, PEER, "peer"))
     rounds = []
-    for _ in range(1 if method in options.once else options.rounds):
-        ours = measure(sys.executable, OURS, tree, root / "ours", threads)
-        rounds.append((ours, measure(peer, PEER, tree, root / "peer", threads)))
-    best = [[min(row[side][part] for row in rounds) for part in range(len(COLUMNS))] for side in (0, 1)]
-    cells = []
-    for part, (_, unit, digits) in enumerate(COLUMNS):
-        ours, theirs = (side[part] / unit for side in best)
-        cells.append(f"{rounded(ours, digits)} / {rounded(theirs, digits)} ({rounded(theirs / ours, 1)}x)")
-    return f"| {method} | {threads} | {len(rounds)} | {' | '.join(cells)} | {difference(root, method)} |"
+    for number in range(options.rounds):
+        methods = [method for method in options.methods if number == 0 or method not in options.once]
+        trees = {method: tree_of(method, folders, options.dtype) for method in methods}
+        rounds.append([measure(python, script, trees, root / out, threads) for python, script, out in sides])
+    lines = []
+    for method in options.methods:
+        measured = [row for row in rounds if method in row[0]]
+        cells = []
+        for part, (_, unit, digits) in enumerate(COLUMNS):
+            ours, unhashed, theirs = (min(row[side][method][part] for row in measured) / unit for side in range(3))
+            times = f"{rounded(theirs / ours, 1)}x, {rounded(theirs / unhashed, 1)}x"
+            cells.append(f"{rounded(ours, digits)} / {rounded(unhashed, digits)} / {rounded(theirs, digits)} ({times})")
+        lines.append(f"| {method} | {threads} | {len(measured)} | {' | '.join(cells)} | {difference(root, method)} |")
+    return lines
 
 
 def difference(root: Path, method: str) -> str:
@@ -151,7 +166,11 @@ def difference(root: Path, method: str) -> str:
     if method in RANDOM:
         return "other masks"
     ours, theirs = (
-        {name: tensor for file in (root / who).glob("*.safetensors") for name, tensor in load_file(file).items()}
+        {
+            name: tensor
+            for file in (root / f"{who}-{method}").glob("*.safetensors")
+            for name, tensor in load_file(file).items()
+        }
         for who in ("ours", "peer")
     )
     return f"{max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in theirs):.1e}"
@@ -173,7 +192,8 @@ def head(options: argparse.Namespace, nbytes: int) -> list[str]:
         "",
         *__doc__.split("\n\n")[2].strip().splitlines(),
         "",
-        f"A model has {rounded(nbytes / 2**20, 0)} MiB in {options.dtype}. Cells: ours / mergekit (how many times ours mergekit takes).",
+        f"A model has {rounded(nbytes / 2**20, 0)} MiB in {options.dtype}. Cells: ours / ours with `--no-hashes` / mergekit (how many times as "
+        "much as each of ours mergekit takes).",
         "",
         f"| method | threads | rounds | {' | '.join(name for name, _, _ in COLUMNS)} | largest difference |",
         "|---|---|---|" + "---|" * (len(COLUMNS) + 1),
@@ -206,10 +226,10 @@ def main() -> None:
         size = sum(file.stat().st_size for file in folders[0].glob("*.safetensors"))
         lines = head(options, size)
         print("\n".join(lines), flush=True)
-        for method in options.methods:
-            for threads in options.threads:
-                lines.append(compared(method, folders, root, peer, threads, options))
-                print(lines[-1], flush=True)
+        for threads in options.threads:
+            rows = compared(folders, root, peer, threads, options)
+            lines += rows
+            print("\n".join(rows), flush=True)
     if options.write:
         options.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -55,6 +55,15 @@ def test_a_method_of_your_own_in_twenty_lines(placed):
         assert torch.allclose(merged[name], start + 0.8 * torch.where(agree, lower, 0), atol=1e-6)
 
 
+def test_the_method_may_be_in_a_package(placed, monkeypatch):
+    (placed / "my_merges").mkdir()
+    (placed / "sign_median.py").rename(placed / "my_merges" / "sign_median.py")
+    monkeypatch.syspath_prepend(str(placed))
+    tree = yaml.safe_load(FILES["own.yaml"]) | {"merge_method": "my_merges.sign_median:sign_median"}
+    tree |= {"base_model": str(placed / "base")}
+    assert ModelMerger(tree).merge("own").method == "my_merges.sign_median:sign_median"
+
+
 def test_every_file_is_read():
     for name, code in FILES.items():
         if name.endswith(".yaml"):

@@ -46,7 +46,7 @@ def merge_tensor(plan: MergePlan, task: TensorTask, surveyed: Surveyed, files: F
         keyword: [values[label] for label in task.models] for keyword, values in surveyed.items()
     }
     by_parts = is_by_parts(plan, task)
-    readers, whole = _readers(plan, task, files, by_parts=by_parts)
+    readers, whole = _readers(plan, task, files)
     base = None if task.base is None else readers[task.base]
     parts = TensorParts([readers[label] for label in task.models], base, count_of(task.shape), task.working)
     call = MethodCall.prepared(
@@ -67,12 +67,16 @@ def is_by_parts(plan: MergePlan, task: TensorTask) -> bool:
     return task.dtype.is_floating_point and bool(task.shape) and plan.method.by_parts(task.settings)
 
 
-def _readers(
-    plan: MergePlan, task: TensorTask, files: Files, *, by_parts: bool
-) -> tuple[Mapping[str, Reader], Mapping[str, Tensor]]:
-    """How parts of each model's tensor are read, and whole tensors where they are needed."""
+def is_read_by_parts(plan: MergePlan, task: TensorTask) -> bool:
+    """Whether no tensor of a task is in memory as a whole: rows of joined vocabularies and adapters need that."""
     aligned = task.is_vocabulary and plan.vocabulary is not None
-    if by_parts and not aligned and not any(plan.parents[label].adapters for label, _ in task.sources):
+    adapted = any(plan.parents[label].adapters for label, _ in task.sources)
+    return is_by_parts(plan, task) and not aligned and not adapted
+
+
+def _readers(plan: MergePlan, task: TensorTask, files: Files) -> tuple[Mapping[str, Reader], Mapping[str, Tensor]]:
+    """How parts of each model's tensor are read, and whole tensors where they are needed."""
+    if is_read_by_parts(plan, task):
         places = {label: plan.parents[label].places[name] for label, name in task.sources}
         return {label: in_file(files, place, task.working) for label, place in places.items()}, {}
     whole = _inputs(plan, task, files)

@@ -31,7 +31,7 @@ from rlhf.config.threads import check_threads, usable_cores
 from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json
 from rlhf.merging.adapter_merge import merge_adapters
-from rlhf.merging.combine import is_by_parts, merge_tensor, survey
+from rlhf.merging.combine import is_by_parts, is_read_by_parts, merge_tensor, survey
 from rlhf.merging.merge_plan import MergePlan, TensorTask, count_of, plan_merge
 from rlhf.merging.merge_report import REPORT_FILE, MergeReport, report_of
 from rlhf.merging.method_table import code_of
@@ -298,9 +298,10 @@ class _Budget:
 def _cost(plan: MergePlan, task: TensorTask) -> int:
     """Bytes for a task beyond a few parts: each parent's tensor as it is worked on and the result, or what the method holds of them."""
     count = count_of(task.shape)
-    if is_by_parts(plan, task):
-        return count * plan.method.held_bytes * len(task.models)
-    return count * task.working.itemsize * (len(task.sources) + 2)
+    held = plan.method.held_bytes * len(task.models) if is_by_parts(plan, task) else 0
+    if is_read_by_parts(plan, task):
+        return count * held
+    return count * (held + task.working.itemsize * (len(task.sources) + 2))
 
 
 @contextlib.contextmanager
