@@ -119,7 +119,7 @@ def test_a_running_point_is_the_average_of_earlier_steps():
     take = trainer.take_step
 
     def listening(optimizer, step, batches):
-        seen.append(sum(float((a - b).sum()) for a, b, _ in trainer._seen) / 5)
+        seen.append(sum(float((a - b).sum()) for a, b, _ in trainer._seen.values()) / 5)
         return take(optimizer, step, batches)
 
     trainer.take_step = listening
