@@ -38,6 +38,8 @@ TABLE = (
 POLL_SECONDS = 0.002
 TIMES = {"seconds", "created", "time", "finished"}
 """Keys of records that say when or how long."""
+LOG_WITH_TIMES = "inspect_log.json"
+"""Inspect's own format has the time in it, and two names that are made of the time."""
 PATIENCE_EVENTS = 120
 """Lines of the log after which a kill no longer waits for a checkpoint to be written."""
 PATIENCE_SECONDS = 900.0
@@ -210,7 +212,9 @@ def differences(whole: Path, hurt: Path, proof: Proof) -> Iterator[str]:
         mine, theirs = (_without_times(json.loads(path.read_text())) for path in (record, hurt / stage / record.name))
         proof.files += len(mine["files"])
         for name in sorted({*mine["files"], *theirs["files"]}):
-            if mine["files"].get(name) != theirs["files"].get(name):
+            if bits_of(record.parent / name, mine["files"].get(name)) != bits_of(
+                hurt / stage / name, theirs["files"].get(name)
+            ):
                 yield f"{stage}/{name} has other bytes"
         if {**mine, "files": 0} != {**theirs, "files": 0}:
             yield f"{stage}: the record differs in {[key for key in mine if mine[key] != theirs.get(key)]}"
@@ -222,6 +226,16 @@ def differences(whole: Path, hurt: Path, proof: Proof) -> Iterator[str]:
     first, second = (_without_times(json.loads((folder / "summary.json").read_text())) for folder in (whole, hurt))
     if first != second:
         yield f"summary.json differs in {[key for key in first if first[key] != second.get(key)]}"
+
+
+def bits_of(path: Path, recorded: str | None) -> str | None:
+    """What two runs have in common of a file: the hash that its stage recorded, or, of a log that says when, all but its times."""
+    if path.name != LOG_WITH_TIMES or recorded is None:
+        return recorded
+    log = json.loads(path.read_text(encoding="utf-8"))
+    log["eval"] = {key: value for key, value in log["eval"].items() if key not in ("created", "eval_id", "run_id")}
+    log["stats"] = {key: value for key, value in log["stats"].items() if key not in ("started_at", "completed_at")}
+    return json.dumps(log, sort_keys=True)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

@@ -59,6 +59,7 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
             "kind": "preferences", "model": "embedded", "prompts": "stage:world/prompts.jsonl", "num_pairs": 12,
             "test_prompts": "stage:world/test_prompts.jsonl", "num_test_pairs": 4, "sampling": {"max_new_tokens": 24},
         },
+        "judgements": {"kind": "judge_rows", "pairs": "stage:pairs/pairs.jsonl", "chat": False},
         "reward": {"kind": "reward", **pairs, **few, "eval_data": "stage:pairs/test_pairs.jsonl"},
         "dpo": {"kind": "dpo", **pairs, **few},
         "simpo": {"kind": "simpo", **pairs, **few},
