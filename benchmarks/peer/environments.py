@@ -13,10 +13,15 @@ REQUIREMENTS = {
     "trl": "requirements-trl.txt",
     "trl-ppo": "requirements-trl-ppo.txt",
     "trl-gpu": "requirements-trl-gpu.txt",
+    "serving-transformers": "requirements-serving-transformers.txt",
+    "serving-vllm": "requirements-serving-vllm.txt",
+    "serving-llama": "requirements-serving-llama.txt",
 }
 OPTIONAL = {"trl-gpu": ("trl[kernels]==1.16.0", "trl[liger]==1.16.0", "trl[vllm]==1.16.0")}
 """What makes the peer faster on a GPU, within TRL's own bounds. Each is installed by itself, and the peer goes without one that does not
 fit to the rest or has no wheel here. flash-attn has none on the index: what is installed by hand is used, as is the hub's build of it."""
+REMOVED = {"serving-vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""What an environment must not have: PyPI's torchvision is a CUDA build, and transformers can't be imported beside it."""
 STAMP = ".requirements"
 """Hash of the file that an environment was made from; written last, so that an installation that broke off is done again."""
 
@@ -41,10 +46,13 @@ def prepare(bench: Path, name: str, *, say: Callable[[str], None] = print) -> No
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     # torch first: what comes after must not choose another build of it
-    torch = next(line for line in file.read_text().splitlines() if line.startswith("torch=="))
+    torch = [line for line in file.read_text().splitlines() if line.startswith("torch==")]
     index = os.environ.get("TORCH_INDEX")
-    subprocess.run([*pip, torch, *(["--extra-index-url", index] if index else [])], check=True)
+    if torch:
+        subprocess.run([*pip, *torch, *(["--extra-index-url", index] if index else [])], check=True)
     subprocess.run([*pip, "-r", str(file)], check=True)
+    if removed := REMOVED.get(name):
+        subprocess.run([str(python), "-m", "pip", "--quiet", "uninstall", "--yes", *removed], check=True)
     for extra in OPTIONAL.get(name, ()):
         if subprocess.run([*pip, "-c", str(file), extra]).returncode != 0:
             say(f"{extra} can't be installed beside the rest; the peer goes without it")

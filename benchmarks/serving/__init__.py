@@ -1,0 +1,1 @@
+"""Servers of one language model side by side: `python -m benchmarks.serving`."""
