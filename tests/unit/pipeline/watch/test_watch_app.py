@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from rlhf.cli.watch import status_page
+from rlhf.errors import ConfigError
 from rlhf.files import write_jsonl
 from rlhf.pipeline.report import write_report
 from rlhf.pipeline.watch import watched_run
@@ -156,3 +158,8 @@ def test_the_page_is_of_this_machine_only_and_runs_no_script_but_its_own(folder)
     assert "style-src 'self' 'unsafe-inline'" in policy
     for path in ("/static/watch.js", "/static/watch.css", "/static/page.css", "/static/report.css", "/static/icon.svg"):
         assert client.get(path).status_code == 200, path
+
+
+def test_an_address_where_no_server_of_ours_answers_is_refused():
+    with pytest.raises(ConfigError, match="No server answers"):
+        status_page("http://127.0.0.1:9/")
