@@ -48,6 +48,7 @@ COMMANDS = {
     "distill": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "capabilities": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "watch": "RUN --runs --port",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --pairs "
     "--draft --draft-tokens --keeps --compiled --device",

@@ -100,6 +100,9 @@ COMMANDS = {
         "The loop",
         "Write a model for another program: adapters merged, read back, and compared with the original before it gets its name.",
     ),
+    "watch": Entry(
+        "watch:watch", "Look", "Show a run, or a server, while it works: a page on this machine, until Ctrl-C."
+    ),
     "report": Entry("report_command:report", "Look", "Write report.html of a run again."),
     "lineage": Entry(
         "runs:lineage",

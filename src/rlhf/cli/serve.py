@@ -175,7 +175,8 @@ def _serve(
                 f"{config.completion_days:g} days."
             )
         print(
-            f"Chat at {web.base_url}/, OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at {web.base_url}/metrics. Ctrl-C stops.",
+            f"Chat at {web.base_url}/, status at {web.base_url}/status, OpenAI's API is at {web.base_url}/v1, numbers for Prometheus at "
+            f"{web.base_url}/metrics. Ctrl-C stops.",
             flush=True,
         )
         with contextlib.suppress(Interrupted):

@@ -24,12 +24,13 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import RLHFError
 from rlhf.models.model_kind import model_kind
 from rlhf.models.sources import model_source
-from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes
+from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes, status_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
+from rlhf.serving.metrics_history import MetricsHistory
 from rlhf.serving.model_routes import ModelRoutes, Served, Source
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.scheduler import ServingEngine
@@ -106,7 +107,10 @@ def create_app(
         inbox.open()
         engine.start()
         scoring.start()
-        tasks = [asyncio.create_task(_refresh(routes, config.reload_seconds))]
+        tasks = [
+            asyncio.create_task(_refresh(routes, config.reload_seconds)),
+            asyncio.create_task(state.history.keep()),
+        ]
         if memory is not None:
             tasks.append(asyncio.create_task(memory.drop_old()))
         try:
@@ -129,6 +133,7 @@ def create_app(
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
     state.stop = partial(_stop, state.searches, engine, scoring)
+    state.history = MetricsHistory(metrics.registry)
     state.consent = config.consent
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
     state.request_rate, state.wrong_key_rate = limits.parse(requests), limits.parse("60/minute")
@@ -137,6 +142,7 @@ def create_app(
     app.include_router(score_routes.router)
     app.include_router(feedback_routes.router)
     app.include_router(chat_page.router)
+    app.include_router(status_routes.router)
     app.mount("/static", StaticFiles(packages=[("rlhf.serving", "static"), ("rlhf.web", "static")]), name="static")
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"])

@@ -138,7 +138,9 @@ class ModelRoutes:
         with self._lock:
             if name in self._shares:
                 name = self._shares[name].pick(name, user)
-            return name, self._routes[name].model
+            model = self._routes[name].model
+        self._metrics.requests.labels(model=name).inc()
+        return name, model
 
     def models(self) -> dict[str, tuple[Served, int | None]]:
         """Name -> model and its version in the registry."""

@@ -26,6 +26,7 @@ class ServingMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"rlhf:{name}", text, buckets=buckets, registry=registry)
 
+        self.requests = counter("requests", "Requests by the model that they came to.", "model")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that were begun.")
         self.generation_tokens = counter("generation_tokens", "Tokens sampled.")
         self.scores = counter("scores", "Completions scored by reward models.")
@@ -40,7 +41,7 @@ class ServingMetrics:
             "completions_not_kept", "Completions that were answered and could not be kept for feedback."
         )
         self.swaps = counter("model_swaps", "Changes of the weights behind a name, by outcome.", "outcome")
-        self.queue_seconds = histogram("request_queue_time_seconds", "Waiting to be begun.", REQUEST_BUCKETS)
+        self.queue_seconds = histogram("request_queue_time_seconds", "Waiting to be begun.", FIRST_TOKEN_BUCKETS)
         self.first_token_seconds = histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN_BUCKETS
         )

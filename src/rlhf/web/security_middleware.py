@@ -43,14 +43,24 @@ class Shield:
         max_body_bytes: Of one request.
         is_https: Whether browsers are to come by https only from now on.
         error_page: Makes an answer of a status and a sentence.
+        inline_styles: Whether pages may style their own elements, as plots in SVG do.
     """
 
     def __init__(
-        self, app: ASGIApp, *, host_names: frozenset[str], max_body_bytes: int, is_https: bool, error_page: ErrorPage
+        self,
+        app: ASGIApp,
+        *,
+        host_names: frozenset[str],
+        max_body_bytes: int,
+        is_https: bool,
+        error_page: ErrorPage,
+        inline_styles: bool = False,
     ) -> None:
         self.app = app
         self.host_names, self.max_body_bytes, self.error_page = host_names, max_body_bytes, error_page
         self.headers = dict(SECURITY_HEADERS)
+        if inline_styles:
+            self.headers["Content-Security-Policy"] += "; style-src 'self' 'unsafe-inline'"
         if is_https:
             self.headers["Strict-Transport-Security"] = "max-age=31536000"
 

@@ -104,10 +104,20 @@ def alarm_kinds(run: RunRecord) -> str:
     return ", ".join(map(_called, dict.fromkeys(spoke)))
 
 
+def witness(sample: Mapping[str, Any]) -> Witness:
+    """A sample as it is shown: texts shortened, numbers formatted."""
+    return Witness(
+        prompt=_short(_text(sample.get("prompt"))),
+        completion=_short(_text(sample.get("completion"))),
+        facts=[fact for name, value in sample.items() if name not in TEXTS and (fact := _fact(name, value))],
+        ended=sample.get("ended") is not False,
+    )
+
+
 def _view(stage: StageRecord, alarm: Mapping[str, Any]) -> AlarmView:
     samples = alarm.get("samples")
     shown = [each for each in samples if isinstance(each, Mapping)] if isinstance(samples, list) else []
-    witnesses = [_witness(each) for each in shown[:MAX_SAMPLES]]
+    witnesses = [witness(each) for each in shown[:MAX_SAMPLES]]
     guard = str(alarm.get("guard") or "")
     return AlarmView(
         stage=stage.name,
@@ -147,15 +157,6 @@ def _done(alarm: Mapping[str, Any]) -> str:
             return f"went back{where}, learning rate halved{now}"
         case other:
             return other if isinstance(other, str) else ""
-
-
-def _witness(sample: Mapping[str, Any]) -> Witness:
-    return Witness(
-        prompt=_short(_text(sample.get("prompt"))),
-        completion=_short(_text(sample.get("completion"))),
-        facts=[fact for name, value in sample.items() if name not in TEXTS and (fact := _fact(name, value))],
-        ended=sample.get("ended") is not False,
-    )
 
 
 def _fact(name: str, value: Any) -> str:

@@ -292,10 +292,14 @@ def draw_costs(axes: Axes, points: Sequence[CostPoint], curves: Sequence[Series]
 _plots: ContextVar[Mapping[str, str]] = ContextVar("plots of an earlier page", default=MappingProxyType({}))
 
 
+def reuse_plots(page: Path) -> AbstractContextManager[None]:
+    """Context in which plots are reused from an earlier page's file made with the same data, code and matplotlib version."""
+    return reuse_plots_of(page.read_text(encoding="utf-8", errors="replace") if page.is_file() else "")
+
+
 @contextmanager
-def reuse_plots(page: Path) -> Iterator[None]:
-    """Context in which plots are reused from an earlier page made with the same data, code and matplotlib version."""
-    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+def reuse_plots_of(text: str) -> Iterator[None]:
+    """``reuse_plots``, given the page's text."""
     token = _plots.set({plot[1]: plot[0] for plot in re.finditer(r'<svg data-plot="(\w+)" .*?</svg>', text, re.DOTALL)})
     try:
         yield

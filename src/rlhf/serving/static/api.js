@@ -42,6 +42,7 @@ async function ask(path, body, signal) {
 }
 
 export const models = async () => (await (await ask("/v1/models")).json()).data;
+export const status = async () => (await ask("/v1/status")).json();
 export const sendFeedback = async (event) => (await ask("/v1/feedback", event)).json();
 
 /** Ask for a completion; `grow` is called with the whole text so far. Gives {id, model, text, reason}. */
