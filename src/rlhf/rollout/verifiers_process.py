@@ -155,21 +155,23 @@ class VerifiersProcess:
 
 def _listen(process: subprocess.Popen[str], mail: Mail) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            mail.close("wrote something that is not JSON")
-            return
-        mail.deliver(event)
+    with process.stdout:
+        for line in process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                mail.close("wrote something that is not JSON")
+                return
+            mail.deliver(event)
     mail.close(_how_it_ended(process))
 
 
 def _keep_printed(process: subprocess.Popen[str], mail: Mail) -> None:
     stderr: IO[str] | None = process.stderr
     assert stderr is not None
-    for line in stderr:
-        mail.printed.append(line.rstrip("\n"))
+    with stderr:
+        for line in stderr:
+            mail.printed.append(line.rstrip("\n"))
 
 
 def _how_it_ended(process: subprocess.Popen[str]) -> str:

@@ -76,6 +76,13 @@ class Out:
             self._file.flush()
 
 
+class Server(ThreadingHTTPServer):
+    """Every episode may ask at the same moment."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+
 class Address:
     """Answers chat completions with the policy's turns."""
 
@@ -83,8 +90,7 @@ class Address:
         self.key = os.environ[KEY] = secrets.token_urlsafe(24)
         self._episodes = episodes
         self._out = out
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

@@ -1,19 +1,17 @@
-"""The calculator as a class of ours, as a class of TRL and behind an OpenEnv server: the same bits, and what each does wrong is said."""
+"""The calculator as a class of ours and of TRL, behind an OpenEnv server and of verifiers: the same bits, and what each does wrong is said."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from rlhf.config.methods.grpo import GRPOStage
-from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, InterruptedRun, RewardError
 from rlhf.pipeline.run import Pipeline
 from tests.fixtures.openenv_server import CalculatorServer, serving
+from tests.fixtures.taught_calculator import NATIVE, recipe, teach, trained
+from tests.fixtures.verifiers_peer import beside_fake, calculator_rows, settings_of
 
 FIXTURES = "tests.fixtures.trl_calculator"
-NATIVE = {"kind": "python", "source": "rlhf.rollout.calculator:Calculator", "arguments": {"call_reward": 0.5}}
 TRL = {"kind": "trl", "source": f"{FIXTURES}:PaidCalculator"}
 RIGHT = f"{FIXTURES}:right_answer"
 slow = pytest.mark.slow
@@ -21,41 +19,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """A run with a policy that has seen the calculator used, and problems for it."""
-    folder = tmp_path_factory.mktemp("calculator")
-    init = {
-        "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "max_position_embeddings": 128, "tie_word_embeddings": True, "initializer_range": 0.1,
-    }  # fmt: skip
-    stages = {
-        "calculator": {"kind": "calculator", "tool_frac": 1.0, "num_demonstrations": 1600},
-        "sft": {
-            "kind": "sft", "model": {"tokenizer": "stage:calculator/tokenizer", "init": init}, "data": "stage:calculator/sft.jsonl",
-            "learning_rate": 5e-3, "max_steps": 120, "batch_size": 16,
-        },
-    }  # fmt: skip
-    Pipeline(
-        RecipeConfig.of({"name": "taught", "output_dir": str(folder), "seed": 1, "threads": 1, "stages": stages})
-    ).run()
-    return folder / "taught"
-
-
-def recipe(taught, folder, environment, **changes):
-    stage = {
-        "kind": "grpo", "model": str(taught / "sft" / "model"), "prompts": str(taught / "calculator" / "prompts.jsonl"),
-        "environment": {"max_turns": 3, "timeout_seconds": 20, **environment}, "sampling": {"max_new_tokens": 48, "stop": [")="]},
-        "rollouts": 2, "prompts_per_rollout": 4, "group_size": 4, "minibatch_size": 16, "learning_rate": 1e-3, "seed": 1, **changes,
-    }  # fmt: skip
-    return RecipeConfig.of({"name": "run", "output_dir": str(folder), "threads": 1, "stages": {"grpo": stage}})
-
-
-def trained(taught, folder, environment, **changes):
-    """Token ids of every completion, with who said them, and the bytes of the weights."""
-    Pipeline(recipe(taught, folder, environment, **changes)).run()
-    made = folder / "run" / "grpo"
-    rows = [json.loads(line) for line in (made / "rollouts.jsonl").read_text().splitlines()]
-    kept = [{key: row[key] for key in ("completion", "completion_ids", "score")} for row in rows]
-    return kept, (made / "model" / "model.safetensors").read_bytes()
+    return teach(tmp_path_factory.mktemp("calculator"))
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +49,18 @@ def test_a_server_of_one_session_gives_the_same_rollouts(taught, native, tmp_pat
         rows, _ = trained(taught, tmp_path, {"kind": "openenv", "source": server.url}, rollouts=1)
         assert rows == native[0][: len(rows)]
         assert server.most_sessions == 1
+
+
+@slow
+def test_an_environment_of_verifiers_gives_the_bits_of_ours(taught, tmp_path):
+    prompts = taught / "calculator" / "prompts.jsonl"
+    source = beside_fake(tmp_path / "tasks") / "pocket_calculator.py"
+    settings = settings_of(source, taskset={"file": str(prompts)}, timeout_seconds=20)
+    rows = str(calculator_rows(settings, prompts, tmp_path / "rows.jsonl"))
+    given = settings.model_dump(exclude_unset=True)
+    ours = trained(taught, tmp_path / "ours", NATIVE, prompts=rows)
+    assert trained(taught, tmp_path / "theirs", given, prompts=rows) == ours
+    assert sum(")=" in row["completion"] for row in ours[0]) > 10
 
 
 @slow
@@ -128,7 +104,8 @@ def test_kinds_are_told_apart_and_a_plain_text_is_a_class_of_ours():
     for environment, wanted in (
         ({"factory": "a.b:C"}, r"environment\.factory: unknown key\..*`?source`?"),
         ({"kind": "gym", "source": "x"}, "unknown kind 'gym'"),
-        ({"kind": "verifiers", "source": "x"}, "runs its own agent"),
+        ({"kind": "verifiers", "source": "x", "options": {"taskset": {"id": "y"}}}, "leave taskset.id out"),
+        ({"kind": "verifiers", "source": "x", "options": {"agent": {"harness": {"id": None}}}}, r"agent\.harness\.id is null"),
         ({"kind": "openenv", "source": "ftp://host"}, "full address"),
         ({"kind": "openenv", "source": "http://me:pass@host"}, "nothing else"),
         ({"kind": "trl", "source": {}}, "names no class"),
