@@ -1,16 +1,15 @@
-"""Environments of verifiers, played by verifiers itself in an interpreter of its own: their episodes are those of ours, and tools are called."""
+"""Environments of verifiers, played by verifiers itself in an interpreter of its own: the calculator as ours plays it, and a tool."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from rlhf.data.contracts import Prompt
-from rlhf.rollout.environments import EnvironmentContext
+from rlhf.errors import RLHFError
 from rlhf.rollout.tool_formats import TOOL_FORMATS
-from rlhf.rollout.verifiers_environment import VerifiersEpisode, open_verifiers, start_verifiers
+from rlhf.rollout.verifiers_environment import VerifiersEpisode, start_verifiers
 from rlhf.rollout.verifiers_tasks import read_tasks
 from tests.fixtures.taught_calculator import NATIVE, teach, trained
 from tests.fixtures.verifiers_peer import TASKS, calculator_rows, settings_of
@@ -20,7 +19,8 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.slow,
     pytest.mark.skipif(
-        not PYTHON, reason="RLHF_VERIFIERS_PYTHON names no interpreter with verifiers and uv (verifiers 0.4.0 was tried)"
+        not PYTHON,
+        reason="RLHF_VERIFIERS_PYTHON names no interpreter with verifiers and uv (verifiers 0.4.0 was tried)",
     ),
 ]
 
@@ -63,13 +63,9 @@ def test_a_tool_is_called_and_a_cut_episode_is_scored():
     process.close()
 
 
-def test_what_verifiers_itself_refuses_is_said(tmp_path):
-    from rlhf.errors import ConfigError
-
-    given = settings("word_shelf.py").updated(options={})
-    with pytest.raises(ConfigError, match=r"prime.*runtime: \{type: subprocess\}"):
-        process = open_verifiers(given, EnvironmentContext(tokenizer=None, load=lambda name: name))
-        read_tasks(given)
-        del process
-    with pytest.raises(ConfigError, match=r"no_such_taskset"):
-        start_verifiers(settings(Path("no_such_taskset")).updated(source="no_such_taskset"))
+def test_what_verifiers_itself_refuses_is_said():
+    given = settings("word_shelf.py")
+    with pytest.raises(RLHFError, match=r"(?s)prime.*runtime: \{type: subprocess\}"):
+        read_tasks(given.updated(options={}))
+    with pytest.raises(RLHFError, match="taskset 'no_such_taskset' not found"):
+        start_verifiers(given.updated(source="no_such_taskset"))

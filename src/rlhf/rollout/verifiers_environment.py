@@ -37,7 +37,7 @@ WANTED = "The rows are written by `rlhf data tasks`."
 HINTS = {
     "import": "Set environment.python to an interpreter that has verifiers 0.4 or later and the taskset",
     "settings": "See environment.source and environment.options",
-    "environment": "See environment.options; programs that run on this machine want `agent: {runtime: {type: subprocess}}` there",
+    "environment": "See environment.options",
 }
 
 

@@ -42,6 +42,7 @@ class Mail:
         self._lock = threading.Lock()
         self.printed: deque[str] = deque(maxlen=LAST_WORDS)
         self.end: str | None = None
+        self._failure: str | None = None
 
     def box(self, episode: int) -> queue.SimpleQueue[dict[str, Any]]:
         """Of an episode; a new one where there is none."""
@@ -58,6 +59,8 @@ class Mail:
 
     def deliver(self, event: dict[str, Any]) -> None:
         """To the episode's box, if it is still waited for."""
+        if event["event"] == "failed":
+            self._failure = event["why"]
         with self._lock:
             box = self._boxes.get(event.get("episode", TABLE))
         if box is not None:
@@ -66,7 +69,7 @@ class Mail:
     def close(self, how: str) -> None:
         """Nothing more will come; everybody who waits is told."""
         with self._lock:
-            self.end = how
+            self.end = how if self._failure is None else f"has ended: {self._failure}"
             boxes = list(self._boxes.values())
         for box in boxes:
             box.put({"event": "lost"})

@@ -40,6 +40,8 @@ SESSION = "X-Session-ID"
 TOO_LONG = "context_length_exceeded: This model's maximum context length is reached: "
 """How providers say that a conversation is full, which harnesses know."""
 CHAT = "/chat/completions"
+ON_THIS_MACHINE = "programs that run on this machine want `agent: {runtime: {type: subprocess}}` in environment.options"
+"""What most who see verifiers ask for an account have left out."""
 
 
 class Refused(Exception):
@@ -338,7 +340,7 @@ def main() -> None:
     try:
         asyncio.run(serve(sys.stdin, lines))
     except SystemExit as err:  # verifiers' own way to say that something has to be set up
-        lines.say("failed", kind="environment", why=str(err))
+        lines.say("failed", kind="environment", why=f"{err}; {ON_THIS_MACHINE}")
     out.flush()
     os._exit(0)  # whatever threads the environment has started
 

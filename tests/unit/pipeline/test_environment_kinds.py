@@ -105,7 +105,10 @@ def test_kinds_are_told_apart_and_a_plain_text_is_a_class_of_ours():
         ({"factory": "a.b:C"}, r"environment\.factory: unknown key\..*`?source`?"),
         ({"kind": "gym", "source": "x"}, "unknown kind 'gym'"),
         ({"kind": "verifiers", "source": "x", "options": {"taskset": {"id": "y"}}}, "leave taskset.id out"),
-        ({"kind": "verifiers", "source": "x", "options": {"agent": {"harness": {"id": None}}}}, r"agent\.harness\.id is null"),
+        (
+            {"kind": "verifiers", "source": "x", "options": {"agent": {"harness": {"id": None}}}},
+            r"agent\.harness\.id is null",
+        ),
         ({"kind": "openenv", "source": "ftp://host"}, "full address"),
         ({"kind": "openenv", "source": "http://me:pass@host"}, "nothing else"),
         ({"kind": "trl", "source": {}}, "names no class"),
