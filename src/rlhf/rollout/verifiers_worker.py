@@ -20,6 +20,7 @@ Source: verifiers 0.4.0 (``verifiers/v1/env.py``, ``clients/eval.py``, ``trace.p
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import os
@@ -299,9 +300,7 @@ async def serve(lines: Any, out: Out) -> None:
     first = json.loads(lines.readline())
     stage = "import"
     try:
-        import verifiers
-        import verifiers.v1 as vf
-
+        verifiers, vf = map(importlib.import_module, ("verifiers", "verifiers.v1"))
         stage = "settings"
         config = vf.resolve_env_config(first["environment"])
         stage = "environment"

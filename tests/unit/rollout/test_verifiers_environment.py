@@ -7,19 +7,26 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlhf.config.policy import SamplingConfig
+from rlhf.data.chat import special_tokens
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, DataError
 from rlhf.rollout import verifiers_worker
 from rlhf.rollout.environments import EnvironmentContext
+from rlhf.rollout.episodes import EpisodeEngine
 from rlhf.rollout.tool_formats import TOOL_FORMATS
+from rlhf.rollout.types import Completion
 from rlhf.rollout.verifiers_environment import VerifiersEpisode, open_verifiers, start_verifiers
 from rlhf.rollout.verifiers_process import VerifiersError
 from rlhf.rollout.verifiers_tasks import read_tasks
+from tests.fixtures import tiny
 from tests.fixtures.source import imported_modules
+from tests.fixtures.tool_templates import tokenizer_of
 from tests.fixtures.verifiers_peer import beside_fake, settings_of
 
 CALL = '<tool_call>{"name": "shelf_find", "arguments": {"name": "grace"}}</tool_call>'
@@ -90,6 +97,74 @@ def test_a_call_that_is_not_well_written_is_a_text_and_an_unknown_tool_is_the_ha
     assert "unknown tool" in turn.results[0].content
     assert one.step("<tool_call>moths").info == {"malformed_calls": 1.0, "turns": 2.0}
     one.close()
+
+
+class Says:
+    """An engine that says given texts, turn by turn, and ends each."""
+
+    weight_version = 3
+
+    def __init__(self, tokenizer, *texts):
+        self.tokenizer, self.texts, self.contexts = tokenizer, list(texts), []
+
+    def generate(self, prompts, *, num_samples, sampling, seed, rollout_index):
+        text = self.texts[len(self.contexts)]
+        tokens = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        self.contexts.append([list(prompt.ids) for prompt in prompts])
+        return [
+            [
+                Completion(
+                    prompt_id=prompt.id, sample=sample, tokens=tokens, logprobs=[-0.5] * len(tokens), finish_reason="eos",
+                    weight_version=3, text=text,
+                )
+                for sample in range(num_samples)
+            ]
+            for prompt in prompts
+        ]  # fmt: skip
+
+
+def test_the_policy_reads_what_the_template_writes_of_the_conversation_and_learns_from_its_own_words(shelf):
+    process, rows = shelf
+    tokenizer = tokenizer_of("qwen", tiny.build_tokenizer())
+    prompts = []
+    for row in rows[1:]:
+        text = tokenizer.apply_chat_template(
+            row["prompt"], tools=row["tools"], add_generation_prompt=True, tokenize=False
+        )
+        assert "shelf_find" in text
+        prompts.append(replace(prompt_of(row), text=text, ids=tokenizer.encode(text, add_special_tokens=False)))
+    call = CALL.replace(">{", ">\n{").replace("}<", "}\n<")
+    call = f"\n{call}"
+    engine = Says(tokenizer, call, "It is moths.")
+    marks = special_tokens(tokenizer)
+    episodes = EpisodeEngine(
+        engine,
+        lambda: VerifiersEpisode(process, next(numbers), TOOL_FORMATS["hermes"], timeout_seconds=20, marks=marks),
+        tokenizer, sessions=4, parallel=4,
+    )  # fmt: skip
+    sampling = SamplingConfig(max_new_tokens=400)
+    groups = episodes.generate(prompts, num_samples=2, sampling=sampling, seed=1, rollout_index=0)
+    assert [[one.environment_reward for one in group] for group in groups] == [[1.0, 1.0], [0.0, 0.0]]
+    assert {(one.finish_reason, one.turns, one.environment_error) for group in groups for one in group} == {
+        ("done", 2, None)
+    }
+    arguments = {"type": "function", "function": {"name": "shelf_find", "arguments": {"name": "grace"}}}
+    dialogue = [
+        *rows[1]["prompt"],
+        {"role": "assistant", "content": "", "tool_calls": [arguments]},
+        {"role": "tool", "content": "moths"},
+    ]
+    whole = tokenizer.apply_chat_template(dialogue, tools=rows[1]["tools"], add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(engine.contexts[1][0]) == whole
+    first = groups[0][0]
+    said = [*tokenizer.encode(call, add_special_tokens=False), tokenizer.eos_token_id]
+    assert first.tokens[: len(said)] == said
+    assert first.sampled_tokens == [
+        *said,
+        *tokenizer.encode("It is moths.", add_special_tokens=False),
+        tokenizer.eos_token_id,
+    ]
+    assert len(first.logprobs) == len(first.sampled_tokens)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +283,6 @@ def test_the_command_writes_the_rows(folder, tmp_path, call):
     assert call("data", "tasks", recipe, out, "--stage", "sft")[0] == 2
 
 
-def test_the_worker_imports_nothing_but_python_s_own_modules_and_verifiers():
+def test_the_worker_imports_nothing_but_python_s_own_modules():
     names = {name.partition(".")[0] for name in imported_modules(Path(verifiers_worker.__file__))}
-    assert names - sys.stdlib_module_names == {"verifiers"}
+    assert names <= sys.stdlib_module_names
