@@ -35,17 +35,17 @@ def data_tasks(
     from rlhf.data.write import write_rows
     from rlhf.rollout.verifiers_tasks import read_tasks
 
-    found = {
+    by_stage = {
         name: settings
         for name, one in load_recipe(recipe, []).stages.items()
         for settings in environments_of(one).values()
         if isinstance(settings, VerifiersEnvironmentConfig) and stage in (None, name)
     }
-    if len(found) != 1:
-        what = f"several ({', '.join(found)}); choose one with --stage" if found else "none"
+    if len(by_stage) != 1:
+        what = f"several ({', '.join(by_stage)}); choose one with --stage" if by_stage else "none"
         where = f"stage {stage!r} of {recipe}" if stage is not None else str(recipe)
         raise ConfigError(f"Of environments of the kind verifiers, {where} has {what}.")
-    (settings,) = found.values()
+    (settings,) = by_stage.values()
     rows = read_tasks(settings, skip=skip, limit=limit, as_text=text)
     write_rows(output, rows)
     tools = [tool["function"]["name"] for tool in rows[0].get("tools", [])]

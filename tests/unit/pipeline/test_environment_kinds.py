@@ -51,21 +51,27 @@ def test_a_server_of_one_session_gives_the_same_rollouts(taught, native, tmp_pat
         assert server.most_sessions == 1
 
 
-@slow
-def test_an_environment_of_verifiers_gives_the_bits_of_ours(taught, tmp_path):
+@pytest.fixture(scope="module")
+def verifiers(taught, tmp_path_factory):
+    """The calculator as a taskset, its tasks as rows, and what ours makes of these rows."""
+    folder = tmp_path_factory.mktemp("tasks")
     prompts = taught / "calculator" / "prompts.jsonl"
-    source = beside_fake(tmp_path / "tasks") / "pocket_calculator.py"
+    source = beside_fake(folder) / "pocket_calculator.py"
     settings = settings_of(source, taskset={"file": str(prompts)}, timeout_seconds=20)
-    rows = str(calculator_rows(settings, prompts, tmp_path / "rows.jsonl"))
-    given = settings.model_dump(exclude_unset=True)
-    ours = trained(taught, tmp_path / "ours", NATIVE, prompts=rows)
-    assert trained(taught, tmp_path / "theirs", given, prompts=rows) == ours
+    rows = str(calculator_rows(settings, prompts, folder / "rows.jsonl"))
+    return settings.model_dump(exclude_unset=True), rows, trained(taught, folder / "ours", NATIVE, prompts=rows)
+
+
+@slow
+def test_an_environment_of_verifiers_gives_the_bits_of_ours(taught, verifiers, tmp_path):
+    given, rows, ours = verifiers
+    assert trained(taught, tmp_path, given, prompts=rows) == ours
     assert sum(")=" in row["completion"] for row in ours[0]) > 10
 
 
 @slow
-@pytest.mark.parametrize("kind", ["trl", "openenv"])
-def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(taught, native, tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["trl", "openenv", "verifiers"])
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(taught, native, verifiers, tmp_path, monkeypatch, kind):
     from rlhf.rollout.episodes import EpisodeEngine
 
     generate = EpisodeEngine.generate
@@ -79,11 +85,14 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(taught, native, tmp
 
     monkeypatch.setattr(EpisodeEngine, "generate", interrupted)
     with serving(CalculatorServer(call_reward=0.5)) as server:
-        environment = TRL if kind == "trl" else {"kind": "openenv", "source": server.url}
-        more = {"reward": RIGHT} if kind == "trl" else {}
+        environment, more, wanted = {
+            "trl": (TRL, {"reward": RIGHT}, native),
+            "openenv": ({"kind": "openenv", "source": server.url}, {}, native),
+            "verifiers": (verifiers[0], {"prompts": verifiers[1]}, verifiers[2]),
+        }[kind]
         with pytest.raises(InterruptedRun):
             trained(taught, tmp_path, environment, save_every=1, **more)
-        assert trained(taught, tmp_path, environment, save_every=1, **more) == native
+        assert trained(taught, tmp_path, environment, save_every=1, **more) == wanted
     assert rollouts == [0, 1, 1], "the first rollout is not made again"
 
 

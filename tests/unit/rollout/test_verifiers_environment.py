@@ -222,6 +222,16 @@ def test_a_process_that_hangs_or_dies_is_one_error_each(folder, shelf):
     process.close()
 
 
+def test_the_process_ends_with_its_input_also_while_an_episode_waits(folder, shelf):
+    process, _ = start_verifiers(settings_of(folder / "word_shelf.py"))
+    one = episode(process)
+    one.reset(prompt_of(shelf[1][0]))
+    process._process.stdin.close()  # as when the trainer is killed
+    assert process._process.wait(20) == 0
+    with pytest.raises(VerifiersError, match="ended with exit code 0"):
+        one.step("x")
+
+
 def test_what_can_not_be_opened_is_said(folder, tmp_path):
     (tmp_path / "alone.py").write_text("")
     for settings, what in (

@@ -14,7 +14,7 @@ from rlhf.config.environments.environment_base import EnvironmentBase
 from rlhf.config.environments.openenv_server import OpenEnvConfig
 from rlhf.config.environments.python_class import PythonEnvironmentConfig
 from rlhf.config.environments.trl_class import TRLEnvironmentConfig
-from rlhf.config.environments.verifiers_environment import VerifiersEnvironmentConfig
+from rlhf.config.environments.verifiers_taskset import VerifiersEnvironmentConfig
 
 ENVIRONMENT_KINDS: tuple[type[EnvironmentBase], ...] = (
     PythonEnvironmentConfig,
