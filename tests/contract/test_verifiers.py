@@ -57,7 +57,7 @@ def test_a_tool_is_called_and_a_cut_episode_is_scored():
         (result,) = episode.step(f"Let me see. {call}").results
         assert (result.name, result.content) == ("shelf_find", "moths")
     last = whole.step("It is moths.")
-    assert (last.done, last.reward, last.info) == (True, 1.0, {"turns": 2.0})
+    assert (last.done, last.reward, last.info) == (True, 1.0, {"turns": 2.0, "marks": 0.0})
     assert whole.finish() is None
     assert cut.finish() == 0.0
     process.close()

@@ -77,7 +77,7 @@ def test_an_episode_with_a_tool_ends_with_the_reward_and_the_metrics(shelf):
     assert [(r.name, r.call_id, r.content) for r in turn.results] == [("shelf_find", "call00100", "moths")]
     assert (turn.done, turn.reward, turn.info) == (False, None, {"tool_calls": 1.0})
     last = one.step("It is moths.<|end|>")
-    assert (last.done, last.reward, last.info) == (True, 1.0, {"turns": 2.0})
+    assert (last.done, last.reward, last.info) == (True, 1.0, {"turns": 2.0, "marks": 0.0})
     assert one.finish() is None
     one.close()
 
@@ -95,7 +95,7 @@ def test_a_call_that_is_not_well_written_is_a_text_and_an_unknown_tool_is_the_ha
     one.reset(prompt_of(shelf[1][0]))
     turn = one.step('<tool_call>{"name": "nothing", "arguments": {}}</tool_call>')
     assert "unknown tool" in turn.results[0].content
-    assert one.step("<tool_call>moths").info == {"malformed_calls": 1.0, "turns": 2.0}
+    assert one.step("<tool_call>moths").info == {"malformed_calls": 1.0, "turns": 2.0, "marks": 1.0}
     one.close()
 
 
