@@ -80,6 +80,7 @@ COMMANDS = {
     "data stats": "FILE --tokenizer --json",
     "data convert": "FILE OUTPUT --to --skip-bad",
     "data dedup": "FILE OUTPUT --near --skip-bad",
+    "data tasks": "RECIPE OUTPUT --stage --skip --limit --text --json",
     "search compare": "RECIPE OVERRIDES --json --quiet",
     "search strategies": "",
     "serve": "MODEL SETTINGS --model --share --registry --name --keys --store --host --port --public-url --i-know",

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rlhf.cli.data_show import TOKENIZATION_KEYS, data_show, settings_of_tokenization
+from rlhf.cli.data_tasks import data_tasks
 from rlhf.cli.options import JsonOption, Overrides, SettingsCommand
 from rlhf.errors import printable
 
@@ -129,6 +130,9 @@ def data_traces(
         return lambda ids: loaded.decode(ids, skip_special_tokens=True)
 
     _show(run_traces(source, output, to=to, load_decoder=load if model else None, least_reward=least_reward), as_json)
+
+
+app.command("tasks")(data_tasks)
 
 
 def _show(report: Any, as_json: bool) -> None:

@@ -34,6 +34,8 @@
 
     environments  what a policy talks with over several turns
     turns         what they say, as token ids
+    verifiers_environment  those of verifiers; verifiers_process, and verifiers_worker, the script that runs there
+    verifiers_tasks        their tasks as rows
     episodes      an engine around an engine: several turns as one completion
     calculator    a worked example
 

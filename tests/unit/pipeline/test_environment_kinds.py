@@ -1,19 +1,17 @@
-"""The calculator as a class of ours, as a class of TRL and behind an OpenEnv server: the same bits, and what each does wrong is said."""
+"""The calculator as a class of ours and of TRL, behind an OpenEnv server and of verifiers: the same bits, and what each does wrong is said."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from rlhf.config.methods.grpo import GRPOStage
-from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError, InterruptedRun, RewardError
 from rlhf.pipeline.run import Pipeline
 from tests.fixtures.openenv_server import CalculatorServer, serving
+from tests.fixtures.taught_calculator import NATIVE, recipe, teach, trained
+from tests.fixtures.verifiers_peer import beside_fake, calculator_rows, settings_of
 
 FIXTURES = "tests.fixtures.trl_calculator"
-NATIVE = {"kind": "python", "source": "rlhf.rollout.calculator:Calculator", "arguments": {"call_reward": 0.5}}
 TRL = {"kind": "trl", "source": f"{FIXTURES}:PaidCalculator"}
 RIGHT = f"{FIXTURES}:right_answer"
 slow = pytest.mark.slow
@@ -21,41 +19,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """A run with a policy that has seen the calculator used, and problems for it."""
-    folder = tmp_path_factory.mktemp("calculator")
-    init = {
-        "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "max_position_embeddings": 128, "tie_word_embeddings": True, "initializer_range": 0.1,
-    }  # fmt: skip
-    stages = {
-        "calculator": {"kind": "calculator", "tool_frac": 1.0, "num_demonstrations": 1600},
-        "sft": {
-            "kind": "sft", "model": {"tokenizer": "stage:calculator/tokenizer", "init": init}, "data": "stage:calculator/sft.jsonl",
-            "learning_rate": 5e-3, "max_steps": 120, "batch_size": 16,
-        },
-    }  # fmt: skip
-    Pipeline(
-        RecipeConfig.of({"name": "taught", "output_dir": str(folder), "seed": 1, "threads": 1, "stages": stages})
-    ).run()
-    return folder / "taught"
-
-
-def recipe(taught, folder, environment, **changes):
-    stage = {
-        "kind": "grpo", "model": str(taught / "sft" / "model"), "prompts": str(taught / "calculator" / "prompts.jsonl"),
-        "environment": {"max_turns": 3, "timeout_seconds": 20, **environment}, "sampling": {"max_new_tokens": 48, "stop": [")="]},
-        "rollouts": 2, "prompts_per_rollout": 4, "group_size": 4, "minibatch_size": 16, "learning_rate": 1e-3, "seed": 1, **changes,
-    }  # fmt: skip
-    return RecipeConfig.of({"name": "run", "output_dir": str(folder), "threads": 1, "stages": {"grpo": stage}})
-
-
-def trained(taught, folder, environment, **changes):
-    """Token ids of every completion, with who said them, and the bytes of the weights."""
-    Pipeline(recipe(taught, folder, environment, **changes)).run()
-    made = folder / "run" / "grpo"
-    rows = [json.loads(line) for line in (made / "rollouts.jsonl").read_text().splitlines()]
-    kept = [{key: row[key] for key in ("completion", "completion_ids", "score")} for row in rows]
-    return kept, (made / "model" / "model.safetensors").read_bytes()
+    return teach(tmp_path_factory.mktemp("calculator"))
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +51,27 @@ def test_a_server_of_one_session_gives_the_same_rollouts(taught, native, tmp_pat
         assert server.most_sessions == 1
 
 
+@pytest.fixture(scope="module")
+def verifiers(taught, tmp_path_factory):
+    """The calculator as a taskset, its tasks as rows, and what ours makes of these rows."""
+    folder = tmp_path_factory.mktemp("tasks")
+    prompts = taught / "calculator" / "prompts.jsonl"
+    source = beside_fake(folder) / "pocket_calculator.py"
+    settings = settings_of(source, taskset={"file": str(prompts)}, timeout_seconds=20)
+    rows = str(calculator_rows(settings, prompts, folder / "rows.jsonl"))
+    return settings.model_dump(exclude_unset=True), rows, trained(taught, folder / "ours", NATIVE, prompts=rows)
+
+
 @slow
-@pytest.mark.parametrize("kind", ["trl", "openenv"])
-def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(taught, native, tmp_path, monkeypatch, kind):
+def test_an_environment_of_verifiers_gives_the_bits_of_ours(taught, verifiers, tmp_path):
+    given, rows, ours = verifiers
+    assert trained(taught, tmp_path, given, prompts=rows) == ours
+    assert sum(")=" in row["completion"] for row in ours[0]) > 10
+
+
+@slow
+@pytest.mark.parametrize("kind", ["trl", "openenv", "verifiers"])
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(taught, native, verifiers, tmp_path, monkeypatch, kind):
     from rlhf.rollout.episodes import EpisodeEngine
 
     generate = EpisodeEngine.generate
@@ -103,11 +85,14 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(taught, native, tmp
 
     monkeypatch.setattr(EpisodeEngine, "generate", interrupted)
     with serving(CalculatorServer(call_reward=0.5)) as server:
-        environment = TRL if kind == "trl" else {"kind": "openenv", "source": server.url}
-        more = {"reward": RIGHT} if kind == "trl" else {}
+        environment, more, wanted = {
+            "trl": (TRL, {"reward": RIGHT}, native),
+            "openenv": ({"kind": "openenv", "source": server.url}, {}, native),
+            "verifiers": (verifiers[0], {"prompts": verifiers[1]}, verifiers[2]),
+        }[kind]
         with pytest.raises(InterruptedRun):
             trained(taught, tmp_path, environment, save_every=1, **more)
-        assert trained(taught, tmp_path, environment, save_every=1, **more) == native
+        assert trained(taught, tmp_path, environment, save_every=1, **more) == wanted
     assert rollouts == [0, 1, 1], "the first rollout is not made again"
 
 
@@ -128,7 +113,11 @@ def test_kinds_are_told_apart_and_a_plain_text_is_a_class_of_ours():
     for environment, wanted in (
         ({"factory": "a.b:C"}, r"environment\.factory: unknown key\..*`?source`?"),
         ({"kind": "gym", "source": "x"}, "unknown kind 'gym'"),
-        ({"kind": "verifiers", "source": "x"}, "runs its own agent"),
+        ({"kind": "verifiers", "source": "x", "options": {"taskset": {"id": "y"}}}, "leave taskset.id out"),
+        (
+            {"kind": "verifiers", "source": "x", "options": {"agent": {"harness": {"id": None}}}},
+            r"agent\.harness\.id is null",
+        ),
         ({"kind": "openenv", "source": "ftp://host"}, "full address"),
         ({"kind": "openenv", "source": "http://me:pass@host"}, "nothing else"),
         ({"kind": "trl", "source": {}}, "names no class"),

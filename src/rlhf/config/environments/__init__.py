@@ -1,4 +1,4 @@
-"""Whom a policy talks with over several turns: a Python class of ours or of TRL, or an OpenEnv server; one module for each kind."""
+"""Whom a policy talks with over several turns: a Python class of ours or of TRL, an OpenEnv server, an environment of verifiers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rlhf.config.environments.environment_table import ENVIRONMENT_KINDS, Enviro
 from rlhf.config.environments.openenv_server import OpenEnvConfig
 from rlhf.config.environments.python_class import PythonEnvironmentConfig
 from rlhf.config.environments.trl_class import TRLEnvironmentConfig
+from rlhf.config.environments.verifiers_taskset import VerifiersEnvironmentConfig
 
 __all__ = [
     "ENVIRONMENT_KINDS",
@@ -16,5 +17,6 @@ __all__ = [
     "PythonEnvironmentConfig",
     "TRLEnvironmentConfig",
     "ToolFormatName",
+    "VerifiersEnvironmentConfig",
     "environments_of",
 ]

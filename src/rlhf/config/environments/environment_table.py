@@ -14,35 +14,24 @@ from rlhf.config.environments.environment_base import EnvironmentBase
 from rlhf.config.environments.openenv_server import OpenEnvConfig
 from rlhf.config.environments.python_class import PythonEnvironmentConfig
 from rlhf.config.environments.trl_class import TRLEnvironmentConfig
+from rlhf.config.environments.verifiers_taskset import VerifiersEnvironmentConfig
 
 ENVIRONMENT_KINDS: tuple[type[EnvironmentBase], ...] = (
     PythonEnvironmentConfig,
     TRLEnvironmentConfig,
     OpenEnvConfig,
+    VerifiersEnvironmentConfig,
 )
 """Every kind of environment; one line more is one kind more. The first is meant where no kind is named."""
-NOT_A_KIND: Mapping[str, str] = {
-    "verifiers": "an environment of verifiers v1 runs its own agent, a program that asks a model at an address, and an episode here asks "
-    "the environment after each turn; offer its tools as a class of `kind: trl`, serve it as `kind: openenv`, or train on its traces "
-    "(`rlhf data traces`); docs/environments.md has the reasons",
-}
-"""What people know from elsewhere and can't have here, with the reason."""
 
 
 def _with_kind(value: Any) -> Any:
-    """Settings with their kind; a plain text is the source of the first.
-
-    Raises:
-        ValueError: The kind is one that can't be.
-    """
+    """Settings with their kind; a plain text is the source of the first."""
     first = ENVIRONMENT_KINDS[0].kind_name()
     if isinstance(value, str):
         return {"kind": first, "source": value}
     if not isinstance(value, Mapping):
         return value
-    kind = value.get("kind")
-    if isinstance(kind, str) and kind in NOT_A_KIND:
-        raise ValueError(NOT_A_KIND[kind])
     return value if "kind" in value else {"kind": first, **value}
 
 

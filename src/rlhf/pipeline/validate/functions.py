@@ -93,7 +93,12 @@ def _try_environment(review: Review, stage: PolicyStage) -> None:
     """Unless something is known to be wrong with it; a class of our own is looked at above, and tried where there is time."""
     is_ours = isinstance(stage.environment, PythonEnvironmentConfig)
     named = [key for key, _ in functions(stage) if key.startswith(ENVIRONMENT)]
-    if any(map(review.is_wrong, ("environment", "environment.arguments", "environment.transport", *named))):
+    if any(
+        map(
+            review.is_wrong,
+            ("environment", "environment.arguments", "environment.python", "environment.transport", *named),
+        )
+    ):
         return
     from rlhf.pipeline.validate.environment_trial import (  # here: few recipes have one
         check_ends_of_turns,

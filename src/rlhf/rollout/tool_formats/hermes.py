@@ -32,5 +32,6 @@ HERMES = ToolFormat(
     about='<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
     recognizes=lambda template: BEGIN in template and "<function=" not in template,
     calls=calls_of,
+    begins=BEGIN,
 )
 """The template of Qwen3-Coder has the same marks around another text, ``<function=``, and is not taken for this one."""

@@ -55,4 +55,5 @@ MISTRAL = ToolFormat(
     about='[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]',
     recognizes=lambda template: BEGIN in template,
     calls=calls_of,
+    begins=BEGIN,
 )

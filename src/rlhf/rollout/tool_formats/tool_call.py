@@ -37,6 +37,8 @@ class ToolFormat:
     """The calls of a turn; none where the policy calls nothing. Raises ``MalformedCallError``."""
     reads_special_tokens: bool = True
     """Whether the turn's text is read with its special tokens."""
+    begins: str = ""
+    """What the first call of a turn begins with, where a turn may hold a text before it."""
 
 
 def read_object(text: str, what: str, wanted: Mapping[str, type]) -> dict[str, Any]:
