@@ -47,6 +47,7 @@ COMMANDS = {
     "online_dpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "distill": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "capabilities": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "compressor": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --pairs "
