@@ -44,10 +44,11 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         "",
         "<!-- written by tools/compression_table.py; do not edit by hand -->",
         "",
-        f"Made by `{command}` on {machine()['cpu']}, one thread; {known}. Seeds {numbers}, each with a reader and a compressor of its own and",
-        f"{rows[0]['num_questions']} contexts of four claims that are drawn at random, with a question about one. *Right* is the share of answers equal to the",
-        "claim, *difference* that from whole contexts, both with 95 % intervals over questions. *Tokens* are those of the context that are read before",
-        "each question; BOS and question are not counted. *Once* says whether one compression serves all questions about a context.",
+        f"Made by `{command}` on {machine()['cpu']}, one thread; {known}. Seeds {numbers}, each with a reader and a",
+        f"compressor of its own, and {rows[0]['num_questions']} contexts of four claims that are drawn at random, with a question about one.",
+        "*Right* is the share of answers equal to the claim, *difference* that from whole contexts, both with 95 % intervals over questions.",
+        "*Tokens* are those of the context that are read before each question; BOS and question are not counted. *Once* says whether one",
+        "compression serves all questions about a context.",
     ]
     for row in rows:
         lines += [

@@ -23,7 +23,7 @@ class ContextsStage(StageConfig):
     """Contexts to learn from."""
     num_test_rows: int = Field(500, ge=1)
     """Contexts that no stage trains on."""
-    num_claims: int = Field(6, ge=1, le=64)
+    num_claims: int = Field(6, ge=1, le=104)
     """Claims in a context for tests; contexts to learn from have 1 to as many."""
 
     def files_written(self) -> dict[str, str | None]:

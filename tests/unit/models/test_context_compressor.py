@@ -16,6 +16,7 @@ from rlhf.models.compressor_identity import identity_of
 from rlhf.models.context_compressor import CONTEXT_TOKENS, ContextCompressor, with_context
 from rlhf.models.policy import PolicyModel
 from tests.fixtures import toy
+from tests.unit.models.families import FAMILIES, build, row_by_row, some_groups
 
 pytestmark = pytest.mark.numeric
 
@@ -66,11 +67,52 @@ def test_embeddings_of_the_context_as_vectors_give_what_the_model_says_of_the_co
     )
 
 
+@pytest.mark.parametrize("kind", FAMILIES, ids=[kind.title for kind in FAMILIES])
+def test_every_family_reads_embeddings_as_it_reads_tokens_and_pads_change_nothing(kind):
+    """Scaled embeddings, learned and rotated positions, windows, mixing of neighbors: in float32, against one row at a time."""
+    model = build(kind)
+    compressor = ContextCompressor(PolicyModel(model, toy.TOKENIZER), num_vectors=2)
+    groups = [Group(group.prefix, group.branches[:1]) for group in some_groups()]
+    lengths = [5, 0, 9]
+    batch = pack(groups, columns={CONTEXT_TOKENS: torch.tensor(lengths)})
+    contexts = [list(group.prefix[:length]) for group, length in zip(groups, lengths, strict=True)]
+    with torch.no_grad():
+        given = [compressor.embedding(torch.tensor(ids, dtype=torch.int64)) for ids in contexts]
+        logprobs, expected = compressor.score(given, batch).logprobs, row_by_row(model, groups)
+        alone = torch.cat([compressor.encode([context]) for context in contexts])
+        together = compressor.encode(contexts)
+    torch.testing.assert_close(logprobs, expected, atol=5e-4, rtol=0)
+    torch.testing.assert_close(together, alone, atol=5e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["stories260K"])
+def test_a_model_that_nobody_made_for_this_reads_embeddings_as_tokens(assets, name):
+    policy = PolicyModel.from_pretrained(str(assets / "models" / name))
+    compressor = ContextCompressor(policy, num_vectors=2)
+    batch = rows_of(compressor)
+    given = own_embeddings(compressor)
+    torch.testing.assert_close(compressor.score(given, batch).logprobs, policy.score(batch).logprobs, atol=1e-4, rtol=0)
+
+
 def test_embeddings_of_the_context_as_vectors_give_the_models_own_greedy_completion(embedded):
     compressor = ContextCompressor(embedded, num_vectors=2)
     said = compressor.generate(own_embeddings(compressor), PROMPTS, max_new_tokens=8)
     texts = [context + prompt for context, prompt in zip(CONTEXTS, PROMPTS, strict=True)]
     assert said == [each[0].text for each in embedded.generate(texts, temperature=0.0, max_new_tokens=8)]
+
+
+def test_vectors_are_what_the_model_says_at_the_queries_behind_the_context(policy):
+    compressor = ContextCompressor(policy, num_vectors=3)
+    [ids] = compressor.ids(CONTEXTS[:1])
+    first = [] if compressor.bos is None else [compressor.bos]
+    with torch.no_grad():
+        tokens = policy.model.get_input_embeddings()(torch.tensor([*first, *ids]))
+        states = policy.model.model(inputs_embeds=torch.cat([tokens, compressor.queries])[None]).last_hidden_state[
+            0, -3:
+        ]
+        scaled = states / states.square().mean(-1, keepdim=True).sqrt()
+        expected = scaled @ compressor.projection.T
+    torch.testing.assert_close(compressor.compress_prompts(CONTEXTS[:1]).vectors[0], expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("lora", [None, LORA])

@@ -34,11 +34,13 @@ def rows(count):
     return groups
 
 
-def build(*, train=None, dtype=torch.float64, held_out=None, **settings):
+def build(*, train=None, dtype=torch.float64, held_out=None, checkpoint_dir=None, **settings):
     policy = toy.build_policy(dtype=dtype)
     compressor = ContextCompressor(policy, num_vectors=2, lora=LoRAConfig(rank=4, alpha=8))
     config = CompressorConfig(**{"batch_size": 8, "max_steps": 20, "learning_rate": 1e-2, **settings})
-    return CompressorTrainer(compressor, config, rows(16) if train is None else train, held_out)
+    return CompressorTrainer(
+        compressor, config, rows(16) if train is None else train, held_out, checkpoint_dir=checkpoint_dir
+    )
 
 
 def first_batch(trainer):
@@ -114,6 +116,32 @@ def test_training_changes_the_compressor_and_no_weight_of_the_model():
     assert result.evaluation["eval/full_loss"] == pytest.approx(first["eval/full_loss"], abs=1e-6)
     changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
     assert changed == learned
+
+
+class KilledError(BaseException):
+    """Not an Exception: nothing in the library may catch it."""
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path):
+    settings = {"dtype": torch.float32, "max_steps": 6, "save_every": 2, "save_in_background": False}
+    whole = build(**settings, checkpoint_dir=tmp_path / "whole")
+    whole.train()
+    killed = build(**settings, checkpoint_dir=tmp_path / "killed")
+    loss, calls = killed.loss, []
+
+    def dies(*given):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KilledError
+        return loss(*given)
+
+    killed.loss = dies
+    with pytest.raises(KilledError):
+        killed.train()
+    resumed = build(**settings, checkpoint_dir=tmp_path / "killed")
+    resumed.train()
+    for name, parameter in whole.model.trainable_parameters().items():
+        assert torch.equal(resumed.model.trainable_parameters()[name], parameter), name
 
 
 def test_a_row_without_context_is_named():
