@@ -108,13 +108,15 @@ class ContextCompressor(nn.Module):
             self.encoder = add_lora(view, lora, task=TaskType.CAUSAL_LM, seed=seed)
         table = cast(Tensor, self.embedding.weight)
         width, inner = int(table.shape[1]), hidden_size(self.reader)
-        size = float(table.detach().float().square().mean().sqrt())
+        self.scale = float(table.detach().float().square().mean().sqrt())
+        """Root mean square of the model's embeddings. Queries and vectors are as large, and what is learned is near 1 whatever the model:
+        one learning rate does."""
         with seeded(seed, "context compressor"):
             queries, projection = torch.randn(num_vectors, width), torch.empty(width, inner)
             nn.init.eye_(projection) if width == inner else nn.init.orthogonal_(projection)
         wide = torch.promote_types(table.dtype, torch.float32)
-        self.queries = nn.Parameter((size * queries).to(table.device, wide))
-        self.projection = nn.Parameter((size * projection).to(table.device, wide))
+        self.queries = nn.Parameter(queries.to(table.device, wide))
+        self.projection = nn.Parameter(projection.to(table.device, wide))
         self.bos = tokenization(given.tokenizer, add_eos=False).default_bos
         self.eval()
 
@@ -189,13 +191,13 @@ class ContextCompressor(nn.Module):
             DataError: A context and its queries are longer than the model was made for, or hold a token that it does not have.
         """
         kind = cast(Tensor, self.embedding.weight).dtype
-        queries = self.queries.to(kind)
+        queries = (self.scale * self.queries).to(kind)
         rows = [torch.cat([self._embedded([*self._first, *ids]), queries]) for ids in contexts]
         hidden = self._hidden(base_model(self.encoder), rows, what="Context")
         ends = torch.tensor([len(row) for row in rows], device=hidden.device)
         places = ends[:, None] + torch.arange(-self.num_vectors, 0, device=hidden.device)
         states = hidden[torch.arange(len(rows), device=hidden.device)[:, None], places].to(self.projection.dtype)
-        return F.linear(F.rms_norm(states, states.shape[-1:]), self.projection).to(kind)
+        return (self.scale * F.linear(F.rms_norm(states, states.shape[-1:]), self.projection)).to(kind)
 
     def score(
         self, vectors: Sequence[Tensor] | Tensor, batch: PackedBatch, *, with_hidden: bool = False

@@ -107,11 +107,12 @@ def test_vectors_are_what_the_model_says_at_the_queries_behind_the_context(polic
     first = [] if compressor.bos is None else [compressor.bos]
     with torch.no_grad():
         tokens = policy.model.get_input_embeddings()(torch.tensor([*first, *ids]))
-        states = policy.model.model(inputs_embeds=torch.cat([tokens, compressor.queries])[None]).last_hidden_state[
-            0, -3:
-        ]
+        size = policy.model.get_input_embeddings().weight.float().square().mean().sqrt().double()
+        states = policy.model.model(
+            inputs_embeds=torch.cat([tokens, size * compressor.queries])[None]
+        ).last_hidden_state[0, -3:]
         scaled = states / states.square().mean(-1, keepdim=True).sqrt()
-        expected = scaled @ compressor.projection.T
+        expected = size * scaled @ compressor.projection.T
     torch.testing.assert_close(compressor.compress_prompts(CONTEXTS[:1]).vectors[0], expected, atol=1e-9, rtol=0)
 
 
