@@ -67,7 +67,7 @@ class CompressedContexts(NamedTuple):
 class ContextCompressor(nn.Module):
     """Turns a context into k input embeddings of a model.
 
-        compressor = ContextCompressor.from_pretrained("runs/compression/compress/compressor")
+        compressor = ContextCompressor.from_pretrained("runs/context_compression/compressor/compressor")
         vectors, num_tokens = compressor.compress_prompts(["A cow eats coal. The capital of Peru is Oslo.\\n"])
         [answer] = compressor.generate(vectors, ["User: What does a cow eat?\\nAssistant:"])
 
@@ -163,7 +163,7 @@ class ContextCompressor(nn.Module):
         """Vectors of token ids, without gradient.
 
         Args:
-            ids: One list for each context; they may differ in length, and a BOS that the tokenizer puts first is not counted.
+            ids: One list for each context, without pads; they may differ in length, and a BOS that the tokenizer puts first is not counted.
 
         Raises:
             DataError: It is one list of ids and not a list of these, or a context does not fit the model.
@@ -241,22 +241,28 @@ class ContextCompressor(nn.Module):
         Args:
             vectors: [S, k, E], or a [k, E] for each prompt.
             prompts: What follows the context, as texts.
-            max_new_tokens: Where a completion is cut that did not end by itself.
+            max_new_tokens: Where a completion is cut that did not end by itself, or where the model's places end.
 
         Raises:
+            DataError: A prompt leaves no place for a completion.
             ModelError: There is not one matrix of width E for each prompt.
         """
         self._check_vectors(vectors, len(prompts))
         base = base_model(self.reader.model)
-        first = self._embedded(self._first)
-        ends = base.generation_config.eos_token_id
+        first, limit = self._embedded(self._first), context_length(base)
         settings = GenerationConfig(
-            max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=self.tokenizer.pad_token_id
+            do_sample=False, eos_token_id=base.generation_config.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
         )
-        texts = []
+        texts: list[str] = []
         for given, ids in zip(vectors, self.ids(prompts), strict=True):
             row = torch.cat([first, given.to(first), self._embedded(ids)])[None]
+            room = max_new_tokens if limit is None else min(max_new_tokens, limit - row.shape[1])
+            if room < 1:
+                raise DataError(
+                    f"Prompt {len(texts)} and its vectors take {row.shape[1]} places of the model's {limit}; shorten it."
+                )
             mask = torch.ones(row.shape[:2], dtype=torch.int64, device=row.device)
+            settings.max_new_tokens = room
             out = base.generate(inputs_embeds=row, attention_mask=mask, generation_config=settings)  # type: ignore[operator]
             texts.append(str(self.tokenizer.decode(out[0], skip_special_tokens=True)))
         return texts

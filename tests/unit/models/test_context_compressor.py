@@ -275,6 +275,15 @@ def test_a_damaged_folder_is_refused(tmp_path, embedded, damage):
         ContextCompressor.from_pretrained(folder, embedded)
 
 
+def test_a_completion_ends_where_the_models_places_end(embedded):
+    compressor = ContextCompressor(embedded, num_vectors=2)
+    vectors = compressor.compress_prompts(["A cow eats coal."]).vectors
+    [said] = compressor.generate(vectors, ["a " * 250], max_new_tokens=30)
+    assert len(compressor.ids([said])[0]) <= 256 - 253
+    with pytest.raises(DataError, match="256"):
+        compressor.generate(vectors, ["a " * 260])
+
+
 def test_wrong_arguments_are_refused(embedded):
     with pytest.raises(ConfigError, match="num_vectors"):
         ContextCompressor(embedded, num_vectors=0)

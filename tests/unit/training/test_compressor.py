@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from rlhf.config.context_compression import CompressorConfig
-from rlhf.config.model import LoRAConfig
 from rlhf.data.pack import Branch, Group, pack
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import exact_kl
@@ -22,25 +19,8 @@ from tests.fixtures import toy
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # GPT-2's layers lie the other way
 
 
-def rows(count):
-    """The completion repeats a word of the context, which nothing else tells."""
-    rng = random.Random(2)
-    groups = []
-    for number in range(count):
-        word = rng.choice("abcdefgh")
-        prompt = toy.words(rng, rng.randint(1, 3))
-        branch = Branch(toy.words(random.Random(word), 2))
-        groups.append(Group(prompt, [branch], {"id": str(number), "context": f"{word} " * rng.randint(1, 3)}))
-    return groups
-
-
-def build(*, train=None, dtype=torch.float64, held_out=None, checkpoint_dir=None, **settings):
-    policy = toy.build_policy(dtype=dtype)
-    compressor = ContextCompressor(policy, num_vectors=2, lora=LoRAConfig(rank=4, alpha=8))
-    config = CompressorConfig(**{"batch_size": 8, "max_steps": 20, "learning_rate": 1e-2, **settings})
-    return CompressorTrainer(
-        compressor, config, rows(16) if train is None else train, held_out, checkpoint_dir=checkpoint_dir
-    )
+def build(**settings):
+    return toy.build_compressor_trainer(**{"dtype": torch.float64, **settings})
 
 
 def first_batch(trainer):
@@ -107,7 +87,7 @@ def test_two_microbatches_have_the_gradient_of_one():
 
 
 def test_training_changes_the_compressor_and_no_weight_of_the_model():
-    trainer = build(dtype=torch.float32, held_out=rows(8))
+    trainer = build(dtype=torch.float32, held_out=toy.context_rows(8))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     learned = trainer.model.trainable_parameters().keys()
     first = trainer.evaluate()
@@ -146,7 +126,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path):
 
 def test_a_row_without_context_is_named():
     with pytest.raises(DataError, match="'lost'"):
-        build(train=[*rows(2), Group([5], [Branch([6])], {"id": "lost"})])
+        build(train=[*toy.context_rows(2), Group([5], [Branch([6])], {"id": "lost"})])
 
 
 def test_a_context_that_is_too_long_is_named():
@@ -156,7 +136,7 @@ def test_a_context_that_is_too_long_is_named():
 
 def test_a_policy_is_no_compressor():
     with pytest.raises(ConfigError, match="ContextCompressor"):
-        CompressorTrainer(toy.build_policy(), CompressorConfig(), rows(2))
+        CompressorTrainer(toy.build_policy(), CompressorConfig(), toy.context_rows(2))
 
 
 def test_contexts_are_read_back_from_a_batch():
