@@ -39,10 +39,10 @@ STAGE_KINDS: Mapping[str, StageEntry] = {
     "world": StageEntry("file_stages:WorldStage"),
     "reasoning": StageEntry("reasoning_stages:ReasoningStage"),
     "calculator": StageEntry("file_stages:CalculatorStage"),
-    "contexts": StageEntry("context_compression:ContextsStage"),
     "preferences": StageEntry("file_stages:PreferencesStage"),
     "judge_rows": StageEntry("judge_rows:JudgeRowsStage"),
     "step_labels": StageEntry("reasoning_stages:StepLabelsStage"),
+    "contexts": StageEntry("context_compression:ContextsStage"),
     "sft": StageEntry("training_stages:SFTStage", "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"),
     "reward": StageEntry(
         "training_stages:RewardStage", "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
