@@ -130,6 +130,10 @@ class ContextCompressor(nn.Module):
         """The path on which the model reads whole contexts, where that is known."""
         return self.reader.choice
 
+    def choose_path(self, groups: Sequence[Group]) -> PathChoice:
+        """Compare the paths on rows with their contexts and keep the right one for the model that answers."""
+        return self.reader.choose_path(groups)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""

@@ -50,7 +50,7 @@ class CompressorTrainer(OfflineTrainer[ContextCompressor, CompressorConfig]):
         if self.eval_data:
             self.eval_data = self._with_contexts(self.eval_data)
         super().prepare()
-        choice = self.model.choice or self.model.reader.choose_path(self.rows.take(0)[:ROWS_FOR_PATH])
+        choice = self.model.choice or self.model.choose_path(self.rows.take(0)[:ROWS_FOR_PATH])
         if choice.path == "logits":
             raise ModelError(
                 f"A context compressor needs hidden states and an output projection, and this family only has its own forward: "
