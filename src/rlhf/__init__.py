@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.merging.soup import ModelSoup as ModelSoup
     from rlhf.models.adapted import apply_lora as apply_lora
     from rlhf.models.adapted import compile_model as compile_model
+    from rlhf.models.context_compressor import ContextCompressor as ContextCompressor
     from rlhf.models.optimized_attention import OptimizedAttention as OptimizedAttention
     from rlhf.models.policy import PolicyModel as PolicyModel
     from rlhf.models.process_reward import ProcessRewardModel as ProcessRewardModel
@@ -146,6 +147,7 @@ PUBLIC: dict[str, str] = {
     "CompositeReward": "rlhf.rewards.composite:CompositeReward",
     "ConfidenceBasedStopping": "rlhf.search.strategies.confidence_stopping:ConfidenceBasedStopping",
     "ConstitutionalRewardWrapper": "rlhf.rewards.constitution:ConstitutionalRewardWrapper",
+    "ContextCompressor": "rlhf.models.context_compressor:ContextCompressor",
     "DATASET_GUIDELINES": "rlhf.feedback.planning:DATASET_GUIDELINES",
     "DPOConfig": "rlhf.config.preference:DPOConfig",
     "DPOTrainer": "rlhf.training.dpo:DPOTrainer",

@@ -81,8 +81,8 @@ def test_a_file_name_stands_for_few_files():
 
 OF_ONE_THING = set(
     # methods and kinds of stages: declared, trained and run
-    "best_of_n calculator capabilities distill dpo gate grpo judge_rows kto neftune offline online_dpo pass_at_k ppo prm reference_free sft "
-    "supervised trpo evaluate "
+    "best_of_n calculator capabilities compressor contexts distill dpo gate grpo judge_rows kto neftune offline online_dpo pass_at_k ppo prm "
+    "reference_free sft supervised trpo evaluate "
     # models and what is scored: settings, losses, models, trainers, scorers
     "functions judge_reward kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards "
     "search steps "

@@ -25,6 +25,9 @@ FEWER: dict[str, dict[str, Any]] = {
     "world": {"num_documents": 120},
     "reasoning": {"num_demonstrations": 60, "num_prompts": 24, "num_test_prompts": 12},
     "calculator": {"num_demonstrations": 60, "num_prompts": 24, "num_test_prompts": 8},
+    "contexts": {"num_rows": 60, "num_test_rows": 4},
+    "compressor": {"max_steps": 3},
+    "context_compare": {"num_vectors": [1, 8], "extractive_tokens": [8]},
     "step_labels": {"limit": 12, "completions_per_prompt": 2},
     "pass_at_k": {"limit": 6, "num_samples": 4, "ks": [1, 4]},
     "search_compare": {

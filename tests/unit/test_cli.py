@@ -47,6 +47,7 @@ COMMANDS = {
     "online_dpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "distill": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "capabilities": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    "compressor": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
     "watch": "RUN --runs --port",
     "report": "RUN --runs",

@@ -42,6 +42,7 @@ STAGE_KINDS: Mapping[str, StageEntry] = {
     "preferences": StageEntry("file_stages:PreferencesStage"),
     "judge_rows": StageEntry("judge_rows:JudgeRowsStage"),
     "step_labels": StageEntry("reasoning_stages:StepLabelsStage"),
+    "contexts": StageEntry("context_compression:ContextsStage"),
     "sft": StageEntry("training_stages:SFTStage", "Fine-tune a model on demonstrations: rlhf sft model=PATH data=FILE"),
     "reward": StageEntry(
         "training_stages:RewardStage", "Train a reward model on pairs: rlhf reward model=PATH data=FILE"
@@ -85,6 +86,10 @@ STAGE_KINDS: Mapping[str, StageEntry] = {
         "training_stages:DistillStage",
         "Learn a teacher's distributions on texts of one's own: rlhf distill model=PATH teacher=PATH prompts=FILE",
     ),
+    "compressor": StageEntry(
+        "context_compression:CompressorStage",
+        "Learn to put a context into a few vectors: rlhf compressor model=PATH data=FILE num_vectors=4",
+    ),
     "best_of_n": StageEntry(
         "file_stages:BestOfNStage",
         "Keep what a reward likes best of a policy's samples: rlhf best_of_n model=PATH prompts=FILE reward=FILE.py:FUNCTION",
@@ -92,6 +97,7 @@ STAGE_KINDS: Mapping[str, StageEntry] = {
     "evaluate": StageEntry("file_stages:EvaluateStage"),
     "pass_at_k": StageEntry("reasoning_stages:PassAtKStage"),
     "search_compare": StageEntry("search_stages:SearchCompareStage"),
+    "context_compare": StageEntry("context_compression:ContextCompareStage"),
     "capabilities": StageEntry(
         "capabilities:CapabilitiesStage",
         "Ask capability suites before and after: rlhf capabilities policy=PATH baseline=PATH suites=[general,my.yaml]",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the key of a stage that learns from files does not depend o
     from rlhf.config.training import OfflineConfig
     from rlhf.data.contracts import Prompt
     from rlhf.data.pack import Group
+    from rlhf.models.context_compressor import ContextCompressor
     from rlhf.models.policy import PolicyModel
     from rlhf.models.process_reward import ProcessRewardModel
     from rlhf.models.reference import Reference
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # the key of a stage that learns from files does not depend o
 P = ParamSpec("P")
 TrainerT = TypeVar("TrainerT")
 InputsT = TypeVar("InputsT")
-ModelT = TypeVar("ModelT", bound="PolicyModel | RewardModel | ProcessRewardModel")
+ModelT = TypeVar("ModelT", bound="PolicyModel | RewardModel | ProcessRewardModel | ContextCompressor")
 RLConfigT = TypeVar("RLConfigT", bound="RLConfig")
 OfflineConfigT = TypeVar("OfflineConfigT", bound="OfflineConfig")
 
@@ -115,6 +116,7 @@ INPUTS: Mapping[str, Wanted] = {
     "process_reward_model": Wanted(
         ("step_scores",), "a ProcessRewardModel; ProcessRewardModel.from_policy(policy) makes one"
     ),
+    "compressor": Wanted(("encode",), "a ContextCompressor; ContextCompressor(policy, num_vectors=4) makes one"),
     "reference": Wanted(
         ("logprobs",), "a model with logprobs(batch), such as ReferenceModel(policy); ReferenceModel(folder) loads one"
     ),

@@ -16,8 +16,9 @@ from rlhf.errors import UnknownNameError
 
 def test_every_kind_of_stage_has_a_class():
     kinds = (
-        "world reasoning calculator preferences judge_rows step_labels sft reward prm dpo simpo cpo orpo kto ppo vapo trpo grpo dr_grpo dapo "
-        "gspo cispo sapo rloo reinforce_pp remax online_dpo distill best_of_n evaluate pass_at_k search_compare capabilities gate"
+        "world reasoning calculator preferences judge_rows step_labels contexts sft reward prm dpo simpo cpo orpo kto ppo vapo trpo grpo "
+        "dr_grpo dapo gspo cispo sapo rloo reinforce_pp remax online_dpo distill compressor best_of_n evaluate pass_at_k search_compare "
+        "context_compare capabilities gate"
     )
     assert list(stage_classes()) == kinds.split()
     assert settings_class(None) is RecipeConfig

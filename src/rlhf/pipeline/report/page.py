@@ -177,6 +177,10 @@ def _search(run: RunRecord) -> dict[str, Any]:
     return {"searches": [search_view(*part) for part in run.parts("search")]}
 
 
+def _contexts(run: RunRecord) -> dict[str, Any]:
+    return {"comparisons": [{"stage": stage, "part": part} for stage, part in run.parts("contexts")]}
+
+
 def _metrics(run: RunRecord) -> dict[str, Any]:
     return {"measurements": [metrics_view(*part) for part in run.parts("metrics")]}
 
@@ -217,6 +221,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("metrics", "Metrics", _metrics),
     Section("solving", "Problems solved", _solving),
     Section("search", "Search", _search),
+    Section("contexts", "Contexts in fewer tokens", _contexts),
     Section("gates", "Gates", _gates),
     Section("capabilities", "Capabilities", _capabilities),
     Section("samples", "Before and after", _samples),

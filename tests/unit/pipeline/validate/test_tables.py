@@ -25,6 +25,7 @@ def test_the_kinds_of_row_are_those_that_data_sets_take():
 
 
 @pytest.mark.parametrize("kind", sorted(kind for kind, stage in stage_classes().items() if stage.measures))
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # an adapter on GPT-2's layers
 def test_the_metrics_are_those_that_trainers_measure(kind):
     from rlhf.training.metrics import Metrics
     from tests.fixtures import toy
@@ -90,6 +91,12 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
         "searches": {
             "kind": "search_compare", "policy": "embedded", **judged, "reward": "rules", "sampling": {"max_new_tokens": 4},
             "strategies": ["greedy", {"kind": "best_of_n", "num_samples": 2}],
+        },
+        "contexts": {"kind": "contexts", "num_rows": 12, "num_test_rows": 4},
+        "compressor": {"kind": "compressor", "model": "embedded", "data": "stage:contexts/contexts.jsonl", **few},
+        "shortened": {
+            "kind": "context_compare", "policy": "embedded", "data": "stage:contexts/test_contexts.jsonl",
+            "compressors": ["stage:compressor/compressor"], "max_new_tokens": 4,
         },
         "suites": {
             "kind": "capabilities", "policy": "stage:sft", "baseline": "embedded",
