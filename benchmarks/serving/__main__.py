@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer.environments import prepare
-from benchmarks.serving.load import Load, measure
+from benchmarks.serving.load import Load, measure, warm
 from benchmarks.serving.model import requests, write_model
 from benchmarks.serving.servers import SERVERS, Server, running
 from rlhf.files import write_json, write_text
@@ -87,11 +87,10 @@ def _measure(
 ) -> None:  # fmt: skip
     log = bench / "serving" / f"{server.name.split(',')[0].split(' ')[0]}.log"
     with running(server, bench, folder, gguf, core=SERVER_CORE, log=log) as seen:
+        warm(seen.url, seen.model, requests(1, seed=-1)[0])
         for load in loads:
             conversations = requests(2048, seed=1000 * number + LOADS.index(load))
-            # The first load waits until what is compiled or warmed at the first requests is there.
-            warm_up = options.warm_up * (3 if load is loads[0] else 1)
-            got = measure(seen.url, seen.model, conversations, load, warm_up=warm_up, window=options.window)
+            got = measure(seen.url, seen.model, conversations, load, warm_up=options.warm_up, window=options.window)
             rounds.setdefault(server.name, {}).setdefault(load.name, []).append(asdict(got))
             print(f"{server.name:36} {load.name:12} {got}", flush=True)
         seen_before = about.get(server.name, {"mib": 0.0, "start_seconds": 0.0})

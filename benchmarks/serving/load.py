@@ -90,6 +90,20 @@ def measure(
     )
 
 
+def warm(url: str, model: str, messages: Messages) -> None:
+    """Ask once and wait for the whole answer: what is compiled or allocated at the first request is there afterwards."""
+
+    async def once() -> list[Answer]:
+        answers: list[Answer] = []
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+            await _one(session, url, model, messages, answers)
+        return answers
+
+    (answer,) = asyncio.run(once())
+    if answer.error:
+        raise SystemExit(f"{url}: the first request failed with {answer.error}")
+
+
 def percentile(values: Sequence[float], which: int) -> float:
     """The smallest value that so many percent of all do not exceed; NaN of none."""
     ordered = sorted(values)

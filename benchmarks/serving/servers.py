@@ -62,7 +62,7 @@ SERVERS = (
         lambda bench, folder, gguf, port: [
             str(bench / "serving-vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
             "--served-model-name", NAME, "--port", str(port), "--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048",
-            "--enable-prefix-caching", "--disable-log-requests",
+            "--enable-prefix-caching",
         ],
         "serving-vllm",
         {
@@ -104,6 +104,8 @@ def running(server: Server, bench: Path, folder: Path, gguf: Path, *, core: int,
     command = ["taskset", "-c", str(core), *server.command(bench, folder, gguf, port)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     begin = time.monotonic()
+    variables["HF_HUB_CACHE"] = str(log.parent / "hub")  # transformers' server lists a folder that has to be there
+    Path(variables["HF_HUB_CACHE"]).mkdir(exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, env={**variables, **server.variables}, stdout=output, stderr=output, start_new_session=True
