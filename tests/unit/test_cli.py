@@ -82,7 +82,8 @@ COMMANDS = {
     "data dedup": "FILE OUTPUT --near --skip-bad",
     "search compare": "RECIPE OVERRIDES --json --quiet",
     "search strategies": "",
-    "serve": "MODEL SETTINGS --model --share --registry --name --keys --store --host --port --public-url --i-know",
+    "serve": "MODEL SETTINGS --model --share --registry --name --keys --store --reward --reference --traces "
+    "--host --port --public-url --i-know",
     "export": "MODEL --format --quantization --out/-o --dtype --texts --check --max-increase --rows --shard-size --quiet --json",
     "judge certify": "JUDGE SETTINGS --labels --store --guidelines --out/-o --limit --seed --own-model "
     "--min-agreement --min-labels --max-unparsed --max-position-bias --confidence --device --json",

@@ -22,6 +22,7 @@ from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import Answer, CompletionMemory
 from rlhf.serving.generate_api import Asked, Completed, Generation, kept_prompt, prompt_ids, prompt_of
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
+from rlhf.serving.live_traffic import LiveTraffic, SampledAnswer
 from rlhf.serving.search_answers import SearchedAnswer, searched_answer
 
 router = APIRouter()
@@ -113,12 +114,15 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
 
 def kept_answer(
     request: Request, body: GenerationBody, asked: list[Asked], prompts: Sequence[Any], client: str
-) -> Answer | None:
-    """Where completions are kept; None where they are not."""
+) -> Answer | SampledAnswer | None:
+    """Where completions are kept or sampled; None where they are not."""
     memory: CompletionMemory | None = request.app.state.memory
-    if memory is None:
+    live: LiveTraffic | None = request.app.state.live
+    if memory is None and live is None:
         return None
-    return memory.of(body, asked, [kept_prompt(asked[0].model, prompt) for prompt in prompts], client)
+    kept = [kept_prompt(asked[0].model, prompt) for prompt in prompts]
+    answer = memory.of(body, asked, kept, client) if memory is not None else None
+    return answer if live is None or body.consent is False else SampledAnswer(live, answer, asked, kept)
 
 
 class _Form(ABC):
@@ -221,7 +225,7 @@ async def _answer(
     body: GenerationBody,
     asked: list[Asked],
     form: _Form,
-    answer: Answer | None,
+    answer: Answer | SampledAnswer | None,
     searched: SearchedAnswer | None = None,
 ) -> Response:
     headers = {FINGERPRINT: form.asked.model.fingerprint}
@@ -252,7 +256,7 @@ async def _stream(
     body: GenerationBody,
     asked: list[Asked],
     form: _Form,
-    answer: Answer | None,
+    answer: Answer | SampledAnswer | None,
     searched: SearchedAnswer | None,
 ) -> AsyncIterator[str]:
     """Server-sent events."""

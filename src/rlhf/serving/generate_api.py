@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +25,7 @@ from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, Gen
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.model_choice import picked
 from rlhf.serving.model_routes import ModelRoutes
+from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.served_model import ServedModel
 
@@ -61,6 +63,10 @@ class Asked:
     seed: int
     search: Mapping[str, Any] | None = None
     """How the completion was looked for; None where it was sampled."""
+    prompt: Sequence[int] = ()
+    """Token ids; empty where the completion was looked for."""
+    queued_ns: int = field(default_factory=time.time_ns)
+    """Since the epoch."""
 
 
 class Generation:
@@ -71,10 +77,19 @@ class Generation:
         routes: Names of models.
         inbox: Where the engine's events arrive.
         max_completions: Largest ``n``.
+        traces: Makes a span of each request; None for none.
     """
 
-    def __init__(self, engine: ServingEngine, routes: ModelRoutes, inbox: Inbox, *, max_completions: int) -> None:
-        self.engine, self.routes, self.inbox = engine, routes, inbox
+    def __init__(
+        self,
+        engine: ServingEngine,
+        routes: ModelRoutes,
+        inbox: Inbox,
+        *,
+        max_completions: int,
+        traces: RequestTraces | None = None,
+    ) -> None:
+        self.engine, self.routes, self.inbox, self._traces = engine, routes, inbox, traces
         self.max_completions = max_completions
 
     def model(self, body: GenerationBody, user: str) -> tuple[str, ServedModel]:
@@ -131,7 +146,7 @@ class Generation:
         except (QueueFullError, ClosedError) as err:
             self.inbox.forget(request.id)
             raise refused(err) from None
-        return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed)
+        return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed, prompt=ids)
 
     async def pieces(self, asked: Asked, http: Request) -> AsyncIterator[Accepted | Piece]:
         """What comes of a request, until all its completions have ended; a request whose client is gone is canceled.
@@ -141,19 +156,27 @@ class Generation:
         """
         watch = asyncio.create_task(self._watch(asked, http))
         left, is_over = asked.num_samples, False
+        span = self._traces.begin(asked, http) if self._traces is not None else None
+        failure: str | None = Failure.CANCELED.value
         try:
             async for event in self.inbox.events(asked.id):
                 if isinstance(event, Failed):
                     is_over = event.failure is not Failure.CANCELED
+                    failure = event.failure.value
                     status = STATUS[event.failure]
                     raise APIError(status, event.detail or "The request was canceled.", code=event.failure.value)
-                yield event
+                if span is not None:
+                    span.see(event)
                 if isinstance(event, Piece) and event.finish_reason is not None:
                     left -= 1
                     if not left:
-                        is_over = True
-                        return
+                        is_over, failure = True, None
+                yield event
+                if is_over:
+                    return
         finally:
+            if span is not None:
+                span.end(failure)
             watch.cancel()
             if not is_over:
                 self.engine.cancel(asked.id)

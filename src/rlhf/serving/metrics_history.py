@@ -78,10 +78,14 @@ class Look:
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
         """A counter by one of its labels, since the start."""
+        return {key: int(value) for key, value in self.by_sample(f"{name}_total", label).items()}
+
+    def by_sample(self, name: str, label: str) -> dict[str, float]:
+        """Numbers of one name by one of their labels."""
         return {
-            dict(labels)[label]: int(value)
+            dict(labels)[label]: value
             for (sample, labels), value in sorted(self._now.items())
-            if sample == f"{name}_total" and label in dict(labels)
+            if sample == name and label in dict(labels)
         }
 
     def rate(self, name: str) -> float | None:

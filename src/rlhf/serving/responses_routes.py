@@ -20,6 +20,7 @@ from rlhf.serving.completion_memory import Answer
 from rlhf.serving.completion_routes import FINGERPRINT, Client, Sent, chained, generation_of, kept_answer
 from rlhf.serving.generate_api import Asked, Completed, prompt_ids
 from rlhf.serving.generation import Accepted
+from rlhf.serving.live_traffic import SampledAnswer
 from rlhf.serving.responses_requests import ResponsesBody, responses_body
 
 router = APIRouter()
@@ -92,7 +93,9 @@ class _Form:
         return self.response(status, [self.item(status, [self.part(completed.text)])], usage)
 
 
-async def _events(request: Request, asked: Asked, form: _Form, answer: Answer | None) -> AsyncIterator[str]:
+async def _events(
+    request: Request, asked: Asked, form: _Form, answer: Answer | SampledAnswer | None
+) -> AsyncIterator[str]:
     """Server-sent events, numbered."""
     number = -1
 
