@@ -97,7 +97,7 @@ COMMANDS = {
     "--personal-data --consent-field --label-field --unjudged --json",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgments --qualified --min-items --min-agreement "
     "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-probability "
-    "--min-rating-difference --rating-thresholds --rating-scale --consent --not-in --source",
+    "--min-rating-difference --rating-thresholds --rating-scale --consent --not-in --source --since",
     "feedback arena": "--store --qualified --json",
     "feedback red-team": "OUTPUT --store --min-harm --consent",
     "feedback formats": "--json",

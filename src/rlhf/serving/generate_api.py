@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,11 +19,13 @@ from rlhf.seeds import derive_seed
 from rlhf.serving.answer_waiting import refused
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import GenerationBody, biases
+from rlhf.serving.asked_requests import Asked
 from rlhf.serving.constraints import ANY_OBJECT
 from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.model_choice import picked
 from rlhf.serving.model_routes import ModelRoutes
+from rlhf.serving.prompt_reading import is_surely_too_long
 from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.served_model import ServedModel
@@ -47,26 +48,6 @@ class Completed:
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs
         self.finish_reason = piece.finish_reason or self.finish_reason
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that is with the engine."""
-
-    id: str
-    name: str
-    """Of the model that answers."""
-    model: ServedModel
-    num_prompt_tokens: int
-    num_samples: int
-    sampling: SamplingConfig
-    seed: int
-    search: Mapping[str, Any] | None = None
-    """How the completion was looked for; None where it was sampled."""
-    prompt: Sequence[int] = ()
-    """Token ids; empty where the completion was looked for."""
-    queued_ns: int = field(default_factory=time.time_ns)
-    """Since the epoch."""
 
 
 class Generation:
@@ -246,6 +227,11 @@ def prompt_of(model: ServedModel, prompt: str | list[dict[str, Any]], *, kwargs:
     """
     key = "prompt" if isinstance(prompt, str) else "messages"
     row: dict[str, Any] = {"prompt": prompt}
+    if is_surely_too_long(
+        model, prompt if isinstance(prompt, str) else _lines([_message(m, i) for i, m in enumerate(prompt)])
+    ):
+        message = f"This model takes {model.context} tokens of prompt and completion; the {key} have more than twice as many. Shorten them."
+        raise APIError(400, message, code="context_length_exceeded")
     if not isinstance(prompt, str):
         messages = [_message(message, number) for number, message in enumerate(prompt)]
         row = {"prompt": messages} | ({"chat_template_kwargs": kwargs} if kwargs else {})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import queue
 import random
 import threading
@@ -29,8 +28,10 @@ from rlhf.data.read import read_rows
 from rlhf.errors import ConfigError, RLHFError
 from rlhf.evaluation.traffic_drift import DriftWatch, UnigramSurprise, WindowTest
 from rlhf.rewards.types import TextCompletion
+from rlhf.serving.asked_requests import Asked
 from rlhf.serving.completion_memory import Answer
-from rlhf.serving.generate_api import Asked, Completed
+from rlhf.serving.generate_api import Completed
+from rlhf.serving.prompt_reading import lower_priority
 from rlhf.serving.served_scorer import ServedScorer
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ BATCH = 16
 """Completions scored in one go, which is as long as a stream that begins just then may be slowed down."""
 PATIENCE_SECONDS = 5.0
 """For the server to have nothing to do."""
-NICENESS = 10
 LENGTH, SURPRISE, REWARD = "prompt_tokens", "prompt_surprise", "reward"
 
 
@@ -137,11 +137,7 @@ class LiveTraffic:
     # What follows runs in the thread.
 
     def _work(self) -> None:
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # a thread's own on Linux; elsewhere it would be the process's
-            if os.uname().sysname == "Linux":
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        lower_priority()
         try:
             self._begin_watch()
         except Exception:  # as below

@@ -115,12 +115,12 @@ class Look:
     @staticmethod
     def _buckets(snapshot: Snapshot, name: str) -> dict[float, float]:
         """Upper bound -> how many were not above it, in the order of the bounds."""
-        found = {
+        counts = {
             float(dict(labels)["le"]): value
             for (sample, labels), value in snapshot.items()
             if sample == f"{name}_bucket"
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(counts.items()))
 
 
 def _quantiles(buckets: Mapping[float, float]) -> dict[str, Any]:

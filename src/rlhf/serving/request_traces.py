@@ -9,16 +9,14 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 
 from rlhf.errors import MissingExtraError, pip_line
+from rlhf.serving.asked_requests import Asked
 from rlhf.serving.generation import Accepted, Piece
 from rlhf.version import __version__
-
-if TYPE_CHECKING:
-    from rlhf.serving.generate_api import Asked
 
 OPERATIONS: Mapping[str, str] = {"chatcmpl-": "chat", "resp_": "chat", "cmpl-": "text_completion"}
 """Prefix of a completion's id -> ``gen_ai.operation.name``."""
