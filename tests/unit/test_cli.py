@@ -84,7 +84,7 @@ COMMANDS = {
     "search strategies": "",
     "serve": "MODEL SETTINGS --model --share --registry --name --keys --store --reward --reference --traces "
     "--host --port --public-url --i-know",
-    "export": "MODEL --format --quantization --out/-o --dtype --texts --check --max-increase --rows --shard-size --quiet --json",
+    "export": "MODEL --format --quantization --out/-o --dtype --texts --check --max-increase --rows --reward --shard-size --quiet --json",
     "judge certify": "JUDGE SETTINGS --labels --store --guidelines --out/-o --limit --seed --own-model "
     "--min-agreement --min-labels --max-unparsed --max-position-bias --confidence --device --json",
     "judge check": "JUDGE SETTINGS --json",
