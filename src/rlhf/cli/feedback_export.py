@@ -134,7 +134,7 @@ def export(
             )  # fmt: skip
             _write_events(opened, output, layout, wanted)
             return
-        from rlhf.data.message_text import counted, printable
+        from rlhf.data.message_text import counted
         from rlhf.feedback.classes import parsed_classes
         from rlhf.feedback.consensus import Belief
         from rlhf.feedback.exports import select
@@ -146,10 +146,7 @@ def export(
             opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules, classes=names, since=first
         )
         _check_layout(selection, layout)
-        for name, why in selection.unqualified.items():
-            print(printable(f"left out: {name}: {why}"))
-        if selection.simulated:
-            print(f"! {selection.simulated}")
+        _say_of_people(selection)
         if known.write_items is not None:
             _write_tasks(opened, output, layout, known, selection)
             return
@@ -168,6 +165,16 @@ def export(
         several = len(consensus.learned) > 1
         notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in consensus.learned]
         _write(opened, output, layout, consensus.rows, notes)
+
+
+def _say_of_people(selection: Selection) -> None:
+    """Whose judgments stay behind, and whether those that leave are people's."""
+    from rlhf.data.message_text import printable
+
+    for name, why in selection.unqualified.items():
+        print(printable(f"left out: {name}: {why}"))
+    if selection.simulated:
+        print(f"! {selection.simulated}")
 
 
 def _check_combination(known: Format, layout: str, aggregate: str | None, events: bool, *, has_belief: bool) -> None:

@@ -133,7 +133,7 @@ def create_app(
             for task in tasks:
                 task.cancel()
             if live is not None:
-                live.stop()
+                await asyncio.to_thread(live.stop)
             await asyncio.to_thread(state.stop, config.drain_seconds)
             if traces is not None:
                 await asyncio.to_thread(traces.stop)
