@@ -7,6 +7,7 @@ import collections
 import pytest
 
 from tools import serving_faults
+from tools.faults_of_servers import judge_load
 from tools.serving_faults import FAULTS, Outcome, Size
 
 SMALL = Size(clients=8, events=10, kills=1, connections=150, swaps=2)
@@ -28,5 +29,5 @@ def test_a_server_survives(name):
 )
 def test_a_failed_request_and_wrong_weights_are_problems(statuses, weights):
     outcome = Outcome("a swap")
-    serving_faults._judge_load(outcome, collections.Counter(statuses), weights=weights)
+    judge_load(outcome, collections.Counter(statuses), weights=weights)
     assert outcome.problems

@@ -84,8 +84,9 @@ COMMANDS = {
     "data tasks": "RECIPE OUTPUT --stage --skip --limit --text --json",
     "search compare": "RECIPE OVERRIDES --json --quiet",
     "search strategies": "",
-    "serve": "MODEL SETTINGS --model --share --registry --name --keys --store --host --port --public-url --i-know",
-    "export": "MODEL --format --quantization --out/-o --dtype --texts --check --max-increase --rows --shard-size --quiet --json",
+    "serve": "MODEL SETTINGS --model --share --registry --name --keys --store --reward --reference --traces "
+    "--host --port --public-url --i-know",
+    "export": "MODEL --format --quantization --out/-o --dtype --texts --check --max-increase --rows --reward --shard-size --quiet --json",
     "judge certify": "JUDGE SETTINGS --labels --store --guidelines --out/-o --limit --seed --own-model "
     "--min-agreement --min-labels --max-unparsed --max-position-bias --confidence --device --json",
     "judge check": "JUDGE SETTINGS --json",
@@ -98,7 +99,7 @@ COMMANDS = {
     "--personal-data --consent-field --label-field --unjudged --json",
     "feedback export": "OUTPUT --store --format --aggregate --ties --min-judgments --qualified --min-items --min-agreement "
     "--min-gold-accuracy --smoothing --right-prior --kind --classes --batch --unjudged --events --regenerate-probability "
-    "--min-rating-difference --rating-thresholds --rating-scale --consent --not-in --source",
+    "--min-rating-difference --rating-thresholds --rating-scale --consent --not-in --source --since",
     "feedback arena": "--store --qualified --json",
     "feedback red-team": "OUTPUT --store --min-harm --consent",
     "feedback formats": "--json",

@@ -54,6 +54,13 @@ def export(
         float, typer.Option(help="How much rounding may raise the perplexity, as a share; for scores, of their spread.")
     ] = 0.05,
     rows: Annotated[int, typer.Option(help="Rows to compare on.", min=1)] = 16,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="A reward model: with --texts, the win rate of the written model over the original on greedy completions of their prompts.",
+            show_default=False,
+        ),
+    ] = None,
     shard_size: Annotated[float, typer.Option(help="Most GiB of one file of weights in safetensors.", min=0.001)] = 4.5,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -67,7 +74,7 @@ def export(
 
     report = export_model(
         name, format, quantization, out or Path(f"{short_name(name)}-{format}"), dtype=dtype, texts=texts, check=check,
-        max_increase=max_increase, num_rows=rows, shard_size=shard_size,
+        max_increase=max_increase, num_rows=rows, shard_size=shard_size, reward=named_model(reward) if reward is not None else None,
     )  # fmt: skip
     if as_json:
         print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,6 +67,28 @@ def _no_source(value: str | None) -> None:
 SourceOption = Annotated[str | None, typer.Option("--source", hidden=True, callback=_no_source)]
 
 
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only judgments that were made, or with --events feedback that arrived, since then: 2026-11-27, or 2026-11-27T14:30+01:00."
+    ),
+]
+
+
+def moment(text: str) -> datetime:
+    """A date, or a time, of this machine's zone where it names none.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ConfigError(
+            f"--since {text}: wanted a date such as 2026-11-27, or a time such as 2026-11-27T14:30+01:00."
+        ) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsWanted:
     """Which events are taken, and as what."""
@@ -79,6 +102,7 @@ class EventsWanted:
     rating_scale: tuple[float, float] | None
     consent: bool
     not_in: Sequence[str]
+    since: datetime | None = None
 
 
 def event_rows(store: PreferenceStore, wanted: EventsWanted) -> tuple[list[dict[str, Any]], list[str]]:
@@ -97,7 +121,8 @@ def event_rows(store: PreferenceStore, wanted: EventsWanted) -> tuple[list[dict[
         min_difference=wanted.min_rating_difference, thresholds=wanted.rating_thresholds, scale=wanted.rating_scale
     )
     made = rows_of_events(
-        store.events(), regenerate_probability=wanted.regenerate_probability, ratings=ratings, only_consented=wanted.consent
+        store.events(), regenerate_probability=wanted.regenerate_probability, ratings=ratings, only_consented=wanted.consent,
+        since=wanted.since,
     )  # fmt: skip
     notes = [f"left out: {counted(number, 'event')}: {reason}" for reason, number in made.left_out.items()]
     rows, said = _without_careless(made.rows, wanted)

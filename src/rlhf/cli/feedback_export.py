@@ -17,9 +17,11 @@ from rlhf.cli.feedback_events import (
     NotInOption,
     RegenerateOption,
     ScaleOption,
+    SinceOption,
     SourceOption,
     ThresholdsOption,
     event_rows,
+    moment,
 )
 from rlhf.cli.stores import (
     STORE,
@@ -97,12 +99,14 @@ def export(
     consent: ConsentOption = False,
     not_in: NotInOption = None,
     source: SourceOption = None,
+    since: SinceOption = None,
 ) -> None:
     """Write judgments as training data, each with where it came from.
 
     For a reward model: `rlhf feedback export pairs.jsonl --aggregate dawid-skene`, then `rlhf reward ... use_label_probability=true`.
     """
     known = _writable(layout)
+    first = moment(since) if since is not None else None
     bars: dict[str, Any] = {
         "min_judgments": min_items, "min_agreement": min_agreement, "min_gold_accuracy": min_gold_accuracy,
     }  # fmt: skip
@@ -126,11 +130,11 @@ def export(
             wanted = EventsWanted(
                 kind=kind, qualified=qualified, min_items=min_items, regenerate_probability=regenerate_probability,
                 min_rating_difference=min_rating_difference, rating_thresholds=rating_thresholds, rating_scale=rating_scale,
-                consent=consent, not_in=not_in or (),
+                consent=consent, not_in=not_in or (), since=first,
             )  # fmt: skip
             _write_events(opened, output, layout, wanted)
             return
-        from rlhf.data.message_text import counted, printable
+        from rlhf.data.message_text import counted
         from rlhf.feedback.classes import parsed_classes
         from rlhf.feedback.consensus import Belief
         from rlhf.feedback.exports import select
@@ -138,12 +142,11 @@ def export(
 
         rules = QualityRules(**{name: bar for name, bar in bars.items() if bar is not None})
         names = parsed_classes(classes) if classes is not None else None
-        selection = select(opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules, classes=names)
+        selection = select(
+            opened, kind=kind, batch=batch, only_qualified=qualified, rules=rules, classes=names, since=first
+        )
         _check_layout(selection, layout)
-        for name, why in selection.unqualified.items():
-            print(printable(f"left out: {name}: {why}"))
-        if selection.simulated:
-            print(f"! {selection.simulated}")
+        _say_of_people(selection)
         if known.write_items is not None:
             _write_tasks(opened, output, layout, known, selection)
             return
@@ -162,6 +165,16 @@ def export(
         several = len(consensus.learned) > 1
         notes += [f"{f'{learned.what}: ' if several else ''}{learned.tempering}" for learned in consensus.learned]
         _write(opened, output, layout, consensus.rows, notes)
+
+
+def _say_of_people(selection: Selection) -> None:
+    """Whose judgments stay behind, and whether those that leave are people's."""
+    from rlhf.data.message_text import printable
+
+    for name, why in selection.unqualified.items():
+        print(printable(f"left out: {name}: {why}"))
+    if selection.simulated:
+        print(f"! {selection.simulated}")
 
 
 def _check_combination(known: Format, layout: str, aggregate: str | None, events: bool, *, has_belief: bool) -> None:

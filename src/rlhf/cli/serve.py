@@ -58,6 +58,22 @@ def serve(
             help="Keep completions and what users say of them (thumbs, edits, votes) in this store: a file, or postgresql://..."
         ),
     ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="A reward model that scores a share of the answers (score_share=0.05), which none waits for."
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="The evaluation set, such as `rlhf generate` writes it: alarms where traffic is unlike it."),
+    ] = None,
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            help="Send OpenTelemetry spans of requests to this collector (http://127.0.0.1:4318); no text is in them."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public_url: Annotated[
@@ -96,7 +112,17 @@ def serve(
             raise ConfigError(f"--model {text}: the name {other!r} is given twice.")
         models[other] = source_of(source, registry)
     shares = [shares_of(text) for text in share or []]
-    _serve(config, web, models, shares, keys, store)
+    _serve(
+        config,
+        web,
+        models,
+        shares,
+        keys,
+        store,
+        reward=named_model(reward) if reward else None,
+        reference=reference,
+        traces=traces,
+    )
 
 
 def source_of(text: str, registry: Path) -> Source:
@@ -144,6 +170,10 @@ def _serve(
     shares: list[tuple[str, dict[str, float]]],
     keys: str | None,
     feedback: str | None,
+    *,
+    reward: str | None,
+    reference: Path | None,
+    traces: str | None,
 ) -> None:
     from rlhf.cli.stores import opened_store
     from rlhf.models.sources import check_there
@@ -161,7 +191,21 @@ def _serve(
         from rlhf.serving import create_app
         from rlhf.web.connections import serve as serve_connections
 
-        app = create_app(models=models, config=config, host_names=web.host_names, key_store=store, feedback_store=kept)
+        spans = None
+        if traces is not None:
+            from rlhf.serving.request_traces import traces_to
+
+            spans = traces_to(traces, with_text=config.trace_text)
+        app = create_app(
+            models=models,
+            config=config,
+            host_names=web.host_names,
+            key_store=store,
+            feedback_store=kept,
+            reward=reward,
+            reference=reference,
+            traces=spans,
+        )
         for name, of in shares:
             app.state.routes.share(name, of)
         web = web.model_copy(update={"port": server.getsockname()[1]})

@@ -52,3 +52,11 @@ class ServingConfig(BaseConfig):
     """With a store: a request's completions are kept unless it says `consent: false` (`assumed`), or only if it says `consent: true`."""
     compare_every: int = Field(5, ge=0)
     """With a store: one in so many messages on the chat page gets two answers to choose from, on average; 0 for none."""
+    trace_text: bool = False
+    """With `--traces`: prompts and completions are in the spans."""
+    score_share: float = Field(0.05, ge=0, le=1)
+    """With `--reward` or `--reference`: share of the completions that is scored, or compared with the evaluation set."""
+    drift_window: int = Field(200, ge=50)
+    """Sampled completions that are compared with the evaluation set at once."""
+    drift_false_alarms: float = Field(0.05, gt=0, lt=1)
+    """Probability of a drift alarm in a week in which nothing changed."""

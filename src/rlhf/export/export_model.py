@@ -12,6 +12,7 @@ import torch
 from rlhf.data.sources import Source
 from rlhf.errors import ConfigError, ModelError, require_all
 from rlhf.export.comparison_rows import NUM_ROWS, comparison_rows
+from rlhf.export.completion_scores import compare_completions
 from rlhf.export.export_report import REPORT_FILE, ExportReport
 from rlhf.export.format_table import check_choice, format_named
 from rlhf.export.format_writer import ExportSettings, FormatWriter, TensorDifference
@@ -44,6 +45,7 @@ def export_model(
     shard_size: float = 4.5,
     num_rows: int = NUM_ROWS,
     seed: int = 0,
+    reward: str | Path | None = None,
 ) -> ExportReport:
     """Write a model in another program's format, and keep it only if it answers as the original does.
 
@@ -65,6 +67,8 @@ def export_model(
         shard_size: Most GiB of one file of weights in safetensors.
         num_rows: Rows to compare on.
         seed: Of the samples that are compared on.
+        reward: A reward model that scores both models' greedy completions of the prompts of ``texts``: the win rate of what was
+            written over the original is reported, and refuses nothing.
 
     Returns:
         What was written and how it compares.
@@ -82,6 +86,10 @@ def export_model(
     )
     _positive(max_increase, "max_increase")
     require_all(*chosen.packages, extra="export", needed_for=f"Export to {format}")
+    if reward is not None and (texts is None or not check):
+        raise ConfigError(
+            "reward (--reward) scores completions of the prompts of texts (--texts), with the check; give both."
+        )
     folder = Path(output_path)
     check_empty(folder, what="an exported model")
     source = source_model(model)
@@ -90,6 +98,8 @@ def export_model(
             f"{source.source} is a reward model, and {format} files hold language models only: the programs that read them give no scores. "
             f"Export it to safetensors or onnx."
         )
+    if source.reward is not None and reward is not None:
+        raise ConfigError(f"{source.source} is a reward model, which completes nothing; leave reward (--reward) out.")
     module, _, name = chosen.writer.partition(":")
     kind: type[FormatWriter] = getattr(importlib.import_module(f"rlhf.export.{module}"), name)
     writer = kind(source, settings)
@@ -99,13 +109,17 @@ def export_model(
     with storage_errors(folder), write_folder_aside(folder) as aside, torch.inference_mode():
         written = writer.write(aside)
         _check_tensors(written.tensors)
-        outputs = None if rows is None else compare_outputs(source, writer.open(aside), *rows)
+        opened = None if rows is None else writer.open(aside)
+        outputs = None if rows is None or opened is None else compare_outputs(source, opened, *rows)
         if outputs is not None:
             _check_outputs(outputs, settings, max_increase)
+        completions = None
+        if reward is not None and opened is not None and texts is not None:
+            completions = compare_completions(source, opened, texts, reward, num_rows=num_rows)
         report = ExportReport(
             folder=folder, format=format, quantization=quantization, dtype=settings.dtype, origin=source.origin, files=written.files,
             nbytes=sum((aside / file).stat().st_size for file in written.files), tensors=written.tensors, outputs=outputs,
-            notes=written.notes,
+            completions=completions, notes=written.notes,
         )  # fmt: skip
         _write_card(source, report, aside)
         write_json(aside / REPORT_FILE, report.to_dict())

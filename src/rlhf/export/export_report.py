@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.export.completion_scores import CompletionScores
 from rlhf.export.format_writer import TensorDifference
 from rlhf.export.output_comparison import OutputComparison
 from rlhf.formatting import bytes_text
@@ -32,6 +33,8 @@ class ExportReport:
     tensors: list[TensorDifference] = field(default_factory=list)
     outputs: OutputComparison | None = None
     """None where the check was left out."""
+    completions: CompletionScores | None = None
+    """None where no reward model was named."""
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class ExportReport:
                 ],
             },
             "outputs": None if self.outputs is None else self.outputs.to_dict(),
+            "completions": None if self.completions is None else self.completions.to_dict(),
             "notes": self.notes,
         }
 
@@ -75,4 +79,4 @@ class ExportReport:
                 for t in changed
             ]
         lines += ["compared   not: --no-check"] if self.outputs is None else self.outputs.lines()
-        return lines
+        return lines if self.completions is None else [*lines, *self.completions.lines()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ def select(
     only_qualified: bool = False,
     rules: QualityRules | None = None,
     classes: Sequence[str] | None = None,
+    since: datetime | None = None,
 ) -> Selection:
     """Items of a store, in order.
 
@@ -95,6 +97,7 @@ def select(
         only_qualified: Only judgments of annotators whom the rules qualify; quality is measured over the whole store.
         rules: What qualifies.
         classes: That labels of kind ``multiclass`` choose from; see ``scale_of``.
+        since: Only judgments that were made then or later, and only items that have one; quality is measured over the whole store.
 
     Raises:
         DataError: The store has no such task, or nobody is qualified.
@@ -107,6 +110,16 @@ def select(
         kinds = ", ".join(sorted({str(item.task.kind) for item in items})) or "none"
         batches = ", ".join(sorted({item.task.batch or "(none)" for item in items})) or "none"
         raise DataError(f"The store has no task to export; its kinds are: {kinds}; its batches: {batches}.")
+    if since is not None:
+        newer = [
+            replace(
+                item, judgments=tuple(one for one in item.judgments if one.made_at is not None and one.made_at >= since)
+            )
+            for item in chosen
+        ]
+        chosen = [item for item in newer if item.judgments]
+        if not chosen:
+            raise DataError(f"The store has no judgment since {since.isoformat(timespec='minutes')}.")
     labels = (
         judgment.value["class"]
         for item in chosen

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from rlhf.data.expand import text_key
@@ -68,6 +69,7 @@ def rows_of_events(
     regenerate_probability: float | None = None,
     ratings: RatingRules | None = None,
     only_consented: bool = False,
+    since: datetime | None = None,
 ) -> FromEvents:
     """Rows for training, in the order the events came.
 
@@ -77,6 +79,7 @@ def rows_of_events(
             ``label_probability``. None leaves them out.
         ratings: What ratings become; None leaves them out.
         only_consented: Leave out events whose user was not asked for consent; those whose user refused it are left out anyway.
+        since: Only events that arrived then or later, however long ago what they say happened; earlier ones still tell their texts.
 
     Raises:
         ConfigError: The probability is not in 0.5 to 1, or the rules do not fit the ratings.
@@ -89,6 +92,8 @@ def rows_of_events(
     last = _last_of_users(zip(events, contents, strict=True))
     rated = []
     for event, content in zip(events, contents, strict=True):
+        if since is not None and event.made_at < since:
+            continue
         why = _why_left_out(event, content, known, last, only_consented)
         if why is None and event.kind == "rating":
             rated.append((event, content))

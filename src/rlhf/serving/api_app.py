@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rlhf.config.serving import ServingConfig
-from rlhf.errors import RLHFError
+from rlhf.errors import ConfigError, RLHFError
 from rlhf.models.model_kind import model_kind
 from rlhf.models.sources import model_source
 from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes, status_routes
@@ -30,9 +30,11 @@ from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
+from rlhf.serving.live_traffic import LiveTraffic, reference_samples
 from rlhf.serving.metrics_history import MetricsHistory
 from rlhf.serving.model_routes import ModelRoutes, Served, Source
 from rlhf.serving.prometheus_metrics import ServingMetrics
+from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ServingEngine
 from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.served_model import ServedModel
@@ -59,6 +61,9 @@ def create_app(
     key_store: PreferenceStore | None = None,
     requests: str = "6000/minute",
     feedback_store: PreferenceStore | None = None,
+    reward: str | Path | None = None,
+    reference: str | Path | None = None,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """A server with OpenAI's routes for completions, and vLLM's for scores.
 
@@ -74,12 +79,16 @@ def create_app(
         key_store: Whose tokens are asked for as keys; None lets anyone in.
         requests: What one key may send.
         feedback_store: Where completions and what users say of them are kept; None keeps neither.
+        reward: A reward model that scores the share ``config.score_share`` of the completions.
+        reference: A file of the evaluation set, which sampled prompts and rewards are compared with.
+        traces: Makes OpenTelemetry spans of requests, see ``rlhf.serving.request_traces``.
 
     Returns:
         The application. Weights are loaded now; its engine starts and stops with it.
 
     Raises:
         ModelError: A model is not available or damaged.
+        ConfigError: The evaluation set is too small, or there is no tokenizer to read it with.
     """
     config = config or ServingConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
     metrics, inbox = ServingMetrics(), Inbox()
@@ -96,6 +105,9 @@ def create_app(
         metrics, max_waiting=config.max_concurrent_requests, max_waiting_tokens=config.max_waiting_score_tokens
     )
     _watch(metrics, engine, scoring, routes)
+    live = None
+    if reward is not None or reference is not None:
+        live = _live_traffic(config, metrics, engine, routes, reward, reference)
     memory = None
     if feedback_store is not None:
         memory = CompletionMemory(
@@ -107,6 +119,8 @@ def create_app(
         inbox.open()
         engine.start()
         scoring.start()
+        if live is not None:
+            live.start()
         tasks = [
             asyncio.create_task(_refresh(routes, config.reload_seconds)),
             asyncio.create_task(state.history.keep()),
@@ -118,13 +132,17 @@ def create_app(
         finally:
             for task in tasks:
                 task.cancel()
+            if live is not None:
+                await asyncio.to_thread(live.stop)
             await asyncio.to_thread(state.stop, config.drain_seconds)
+            if traces is not None:
+                await asyncio.to_thread(traces.stop)
 
     app = FastAPI(
         title="rlhf", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
     state = app.state
-    state.generation = Generation(engine, routes, inbox, max_completions=config.max_completions)
+    state.generation = Generation(engine, routes, inbox, max_completions=config.max_completions, traces=traces)
     state.metrics, state.routes, state.engine, state.started = metrics, routes, engine, int(time.time())
     state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
     state.scoring, state.request_seconds = scoring, config.request_timeout_seconds
@@ -133,6 +151,7 @@ def create_app(
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
     state.stop = partial(_stop, state.searches, engine, scoring)
+    state.live = live
     state.history = MetricsHistory(metrics.registry)
     state.consent = config.consent
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
@@ -167,6 +186,25 @@ def _load(config: ServingConfig, source: str) -> Served:
     return ServedModel.load(
         source, device=config.device, products=config.products, compiled=config.compiled, context=config.context_length,
         prefix_tokens=config.prefix_cache_tokens,
+    )  # fmt: skip
+
+
+def _live_traffic(
+    config: ServingConfig,
+    metrics: ServingMetrics,
+    engine: ServingEngine,
+    routes: ModelRoutes,
+    reward: str | Path | None,
+    reference: str | Path | None,
+) -> LiveTraffic:
+    scorer = _load(config, str(reward)) if reward is not None else None
+    if isinstance(scorer, ServedModel):
+        raise ConfigError(f"{reward} is a language model; --reward takes a reward model.")
+    readers = [scorer] if scorer is not None else [model for model, _ in routes.models().values()]
+    return LiveTraffic(
+        metrics.registry, readers[0].tokenizer, vocabulary=readers[0].vocabulary, share=config.score_share, scorer=scorer,
+        reference=reference_samples(reference) if reference is not None else None, window=config.drift_window,
+        false_alarms=config.drift_false_alarms, is_idle=lambda: not engine.num_running and not engine.num_waiting,
     )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RLHFError
 from rlhf.serving.api_requests import ChatBody, GenerationBody
-from rlhf.serving.generate_api import Asked, Completed
+from rlhf.serving.asked_requests import Asked
+from rlhf.serving.generate_api import Completed
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.store.pseudonyms import store_pseudonyms
 from rlhf.store.served_completions import OWN_PROGRAM, ServedCompletion, drop_old, keep_completions, served_user

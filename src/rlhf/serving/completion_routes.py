@@ -18,10 +18,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, CompletionBody, GenerationBody, body_of
+from rlhf.serving.asked_requests import Asked
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.completion_memory import Answer, CompletionMemory
-from rlhf.serving.generate_api import Asked, Completed, Generation, kept_prompt, prompt_ids, prompt_of
+from rlhf.serving.generate_api import Completed, Generation, kept_prompt, prompt_ids, prompt_of
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
+from rlhf.serving.live_traffic import LiveTraffic, SampledAnswer
+from rlhf.serving.prompt_reading import beside_streams, size_of
 from rlhf.serving.search_answers import SearchedAnswer, searched_answer
 
 router = APIRouter()
@@ -68,8 +71,9 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
     """Continue a conversation."""
     body, generation = body_of(ChatBody, sent), generation_of(request)
     name, model = generation.model(body, body.user or client)
-    # in a thread: megabytes of text would stop all streams meanwhile
-    prompt = await asyncio.to_thread(prompt_of, model, body.messages, kwargs=body.chat_template_kwargs)
+    prompt = await beside_streams(
+        size_of([body.messages]), lambda: prompt_of(model, body.messages, kwargs=body.chat_template_kwargs)
+    )
     searched = None
     if body.search is not None:
         asked, searched = searched_answer(request.app.state, body, body.search, name, model, prompt, client)
@@ -93,7 +97,7 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
         raise APIError(400, message, code="invalid_value", param="prompt")
     if not all(body.prompts):
         raise APIError(400, "prompt holds an empty prompt.", code="invalid_value", param="prompt")
-    ids = await asyncio.to_thread(lambda: [prompt_ids(model, prompt) for prompt in body.prompts])
+    ids = await beside_streams(size_of(body.prompts), lambda: [prompt_ids(model, prompt) for prompt in body.prompts])
     asked: list[Asked] = []
     try:
         for number, each in enumerate(ids):
@@ -113,12 +117,15 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
 
 def kept_answer(
     request: Request, body: GenerationBody, asked: list[Asked], prompts: Sequence[Any], client: str
-) -> Answer | None:
-    """Where completions are kept; None where they are not."""
+) -> Answer | SampledAnswer | None:
+    """Where completions are kept or sampled; None where they are not."""
     memory: CompletionMemory | None = request.app.state.memory
-    if memory is None:
+    live: LiveTraffic | None = request.app.state.live
+    if memory is None and live is None:
         return None
-    return memory.of(body, asked, [kept_prompt(asked[0].model, prompt) for prompt in prompts], client)
+    kept = [kept_prompt(asked[0].model, prompt) for prompt in prompts]
+    answer = memory.of(body, asked, kept, client) if memory is not None else None
+    return answer if live is None or body.consent is False else SampledAnswer(live, answer, asked, kept)
 
 
 class _Form(ABC):
@@ -221,7 +228,7 @@ async def _answer(
     body: GenerationBody,
     asked: list[Asked],
     form: _Form,
-    answer: Answer | None,
+    answer: Answer | SampledAnswer | None,
     searched: SearchedAnswer | None = None,
 ) -> Response:
     headers = {FINGERPRINT: form.asked.model.fingerprint}
@@ -252,7 +259,7 @@ async def _stream(
     body: GenerationBody,
     asked: list[Asked],
     form: _Form,
-    answer: Answer | None,
+    answer: Answer | SampledAnswer | None,
     searched: SearchedAnswer | None,
 ) -> AsyncIterator[str]:
     """Server-sent events."""

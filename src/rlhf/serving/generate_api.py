@@ -19,11 +19,14 @@ from rlhf.seeds import derive_seed
 from rlhf.serving.answer_waiting import refused
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import GenerationBody, biases
+from rlhf.serving.asked_requests import Asked
 from rlhf.serving.constraints import ANY_OBJECT
 from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.model_choice import picked
 from rlhf.serving.model_routes import ModelRoutes
+from rlhf.serving.prompt_reading import is_surely_too_long
+from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
 from rlhf.serving.served_model import ServedModel
 
@@ -47,22 +50,6 @@ class Completed:
         self.finish_reason = piece.finish_reason or self.finish_reason
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that is with the engine."""
-
-    id: str
-    name: str
-    """Of the model that answers."""
-    model: ServedModel
-    num_prompt_tokens: int
-    num_samples: int
-    sampling: SamplingConfig
-    seed: int
-    search: Mapping[str, Any] | None = None
-    """How the completion was looked for; None where it was sampled."""
-
-
 class Generation:
     """The way from the routes to the engine.
 
@@ -71,10 +58,19 @@ class Generation:
         routes: Names of models.
         inbox: Where the engine's events arrive.
         max_completions: Largest ``n``.
+        traces: Makes a span of each request; None for none.
     """
 
-    def __init__(self, engine: ServingEngine, routes: ModelRoutes, inbox: Inbox, *, max_completions: int) -> None:
-        self.engine, self.routes, self.inbox = engine, routes, inbox
+    def __init__(
+        self,
+        engine: ServingEngine,
+        routes: ModelRoutes,
+        inbox: Inbox,
+        *,
+        max_completions: int,
+        traces: RequestTraces | None = None,
+    ) -> None:
+        self.engine, self.routes, self.inbox, self._traces = engine, routes, inbox, traces
         self.max_completions = max_completions
 
     def model(self, body: GenerationBody, user: str) -> tuple[str, ServedModel]:
@@ -131,7 +127,7 @@ class Generation:
         except (QueueFullError, ClosedError) as err:
             self.inbox.forget(request.id)
             raise refused(err) from None
-        return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed)
+        return Asked(request.id, name, model, len(ids), body.n, request.sampling, request.seed, prompt=ids)
 
     async def pieces(self, asked: Asked, http: Request) -> AsyncIterator[Accepted | Piece]:
         """What comes of a request, until all its completions have ended; a request whose client is gone is canceled.
@@ -141,19 +137,27 @@ class Generation:
         """
         watch = asyncio.create_task(self._watch(asked, http))
         left, is_over = asked.num_samples, False
+        span = self._traces.begin(asked, http) if self._traces is not None else None
+        failure: str | None = Failure.CANCELED.value
         try:
             async for event in self.inbox.events(asked.id):
                 if isinstance(event, Failed):
                     is_over = event.failure is not Failure.CANCELED
+                    failure = event.failure.value
                     status = STATUS[event.failure]
                     raise APIError(status, event.detail or "The request was canceled.", code=event.failure.value)
-                yield event
+                if span is not None:
+                    span.see(event)
                 if isinstance(event, Piece) and event.finish_reason is not None:
                     left -= 1
                     if not left:
-                        is_over = True
-                        return
+                        is_over, failure = True, None
+                yield event
+                if is_over:
+                    return
         finally:
+            if span is not None:
+                span.end(failure)
             watch.cancel()
             if not is_over:
                 self.engine.cancel(asked.id)
@@ -223,6 +227,11 @@ def prompt_of(model: ServedModel, prompt: str | list[dict[str, Any]], *, kwargs:
     """
     key = "prompt" if isinstance(prompt, str) else "messages"
     row: dict[str, Any] = {"prompt": prompt}
+    if is_surely_too_long(
+        model, prompt if isinstance(prompt, str) else _lines([_message(m, i) for i, m in enumerate(prompt)])
+    ):
+        message = f"This model takes {model.context} tokens of prompt and completion; the {key} have more than twice as many. Shorten them."
+        raise APIError(400, message, code="context_length_exceeded")
     if not isinstance(prompt, str):
         messages = [_message(message, number) for number, message in enumerate(prompt)]
         row = {"prompt": messages} | ({"chat_template_kwargs": kwargs} if kwargs else {})

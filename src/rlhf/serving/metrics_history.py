@@ -78,10 +78,14 @@ class Look:
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
         """A counter by one of its labels, since the start."""
+        return {key: int(value) for key, value in self.by_sample(f"{name}_total", label).items()}
+
+    def by_sample(self, name: str, label: str) -> dict[str, float]:
+        """Numbers of one name by one of their labels."""
         return {
-            dict(labels)[label]: int(value)
+            dict(labels)[label]: value
             for (sample, labels), value in sorted(self._now.items())
-            if sample == f"{name}_total" and label in dict(labels)
+            if sample == name and label in dict(labels)
         }
 
     def rate(self, name: str) -> float | None:
@@ -111,12 +115,12 @@ class Look:
     @staticmethod
     def _buckets(snapshot: Snapshot, name: str) -> dict[float, float]:
         """Upper bound -> how many were not above it, in the order of the bounds."""
-        found = {
+        counts = {
             float(dict(labels)["le"]): value
             for (sample, labels), value in snapshot.items()
             if sample == f"{name}_bucket"
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(counts.items()))
 
 
 def _quantiles(buckets: Mapping[float, float]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Source: https://platform.openai.com/docs/api-reference/responses and .../respons
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -16,10 +15,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rlhf.serving.api_errors import APIError
+from rlhf.serving.asked_requests import Asked
 from rlhf.serving.completion_memory import Answer
 from rlhf.serving.completion_routes import FINGERPRINT, Client, Sent, chained, generation_of, kept_answer
-from rlhf.serving.generate_api import Asked, Completed, prompt_ids
+from rlhf.serving.generate_api import Completed, prompt_ids
 from rlhf.serving.generation import Accepted
+from rlhf.serving.live_traffic import SampledAnswer
+from rlhf.serving.prompt_reading import beside_streams, size_of
 from rlhf.serving.responses_requests import ResponsesBody, responses_body
 
 router = APIRouter()
@@ -31,7 +33,9 @@ async def responses(sent: Sent, request: Request, client: Client) -> Response:
     body, generation = responses_body(sent), generation_of(request)
     name, model = generation.model(body, body.user or body.safety_identifier or client)
     messages = body.messages()
-    ids = await asyncio.to_thread(prompt_ids, model, messages, kwargs=body.chat_template_kwargs)
+    ids = await beside_streams(
+        size_of([messages]), lambda: prompt_ids(model, messages, kwargs=body.chat_template_kwargs)
+    )
     asked = generation.submit(body, name, model, ids, client=client, num_top=None, prefix="resp_")
     answer = kept_answer(request, body, [asked], [messages], client)
     form, headers = _Form(body, asked), {FINGERPRINT: model.fingerprint}
@@ -92,7 +96,9 @@ class _Form:
         return self.response(status, [self.item(status, [self.part(completed.text)])], usage)
 
 
-async def _events(request: Request, asked: Asked, form: _Form, answer: Answer | None) -> AsyncIterator[str]:
+async def _events(
+    request: Request, asked: Asked, form: _Form, answer: Answer | SampledAnswer | None
+) -> AsyncIterator[str]:
     """Server-sent events, numbered."""
     number = -1
 

@@ -5,7 +5,6 @@ Source of the answers' form: https://docs.vllm.ai/en/stable/models/pooling_model
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 import time
@@ -25,6 +24,7 @@ from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import read_body
 from rlhf.serving.client_keys import the_client
 from rlhf.serving.model_choice import picked_scorer
+from rlhf.serving.prompt_reading import beside_streams, size_of
 from rlhf.serving.scheduler import ClosedError, QueueFullError
 from rlhf.serving.score_requests import (
     UNSUPPORTED,
@@ -132,7 +132,7 @@ async def _scored(request: Request, body: ScoreBody, client: str) -> Scored:
             f"{name!r} is a process reward model, whose scores are no utilities to compare; score both completions."
         )
         raise APIError(400, message, code="model_not_supported", param="model")
-    groups = await asyncio.to_thread(_groups, scorer, body)
+    groups = await beside_streams(size_of([body.model_dump()]), lambda: _groups(scorer, body))
     try:
         future = state.scoring.submit(scorer, groups, client=client)
     except (QueueFullError, ClosedError) as err:

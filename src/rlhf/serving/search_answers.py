@@ -14,7 +14,8 @@ from rlhf.rewards.steps import ProcessReward
 from rlhf.search.contract import Cost, SearchResult
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, biases
-from rlhf.serving.generate_api import Asked, sampling_of
+from rlhf.serving.asked_requests import Asked
+from rlhf.serving.generate_api import sampling_of
 from rlhf.serving.generation import Accepted, FinishReason, GenerationRequest, Piece
 from rlhf.serving.model_choice import picked
 from rlhf.serving.search_requests import SearchBody

@@ -7,6 +7,7 @@ GET  /v1/status   its numbers, with a key where keys are asked for
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -14,7 +15,8 @@ from starlette.responses import Response
 
 from rlhf.serving.chat_page import templates
 from rlhf.serving.client_keys import the_client
-from rlhf.serving.metrics_history import MetricsHistory
+from rlhf.serving.live_traffic import LiveTraffic
+from rlhf.serving.metrics_history import Look, MetricsHistory
 from rlhf.serving.model_routes import ModelRoutes
 
 router = APIRouter()
@@ -74,6 +76,34 @@ def status(request: Request, client: Annotated[str, Depends(the_client)]) -> dic
         "feedback": look.by_label("feedback", "kind") if state.memory is not None else None,
         "not_kept": int(look.value("completions_not_kept_total")),
         "swaps": look.by_label("model_swaps", "outcome"),
+        "live": _live_told(state.live, look) if state.live is not None else None,
         "models": models,
         "shares": [{"name": name, "of": of} for name, of in routes.shares().items()],
+    }
+
+
+def _live_told(live: LiveTraffic, look: Look) -> dict[str, Any]:
+    """Of the completions that are sampled from traffic."""
+    counts, sums = look.by_sample("live_reward_count", "model"), look.by_sample("live_reward_sum", "model")
+    windows, alarms = look.by_label("drift_windows", "of"), look.by_label("drift_alarms", "of")
+    drift = [
+        {
+            "of": name, "windows": windows.get(name, 0), "alarms": alarms.get(name, 0), "filled": live.watch.filled(name),
+            "last": asdict(live.tests[name]) | {"is_alarm": live.tests[name].is_alarm} if name in live.tests else None,
+        }
+        for name in live.watch.names
+    ] if live.watch is not None else []  # fmt: skip
+    return {
+        "share": live.share,
+        "sampled": int(look.value("live_sampled_total")),
+        "dropped": int(look.value("live_dropped_total")),
+        "failed": int(look.value("live_failed_total")),
+        "waiting": int(look.value("live_waiting")),
+        "reward": {
+            model: {"mean": sums[model] / count, "count": int(count)} for model, count in counts.items() if count
+        },
+        "drift": drift,
+        "window": live.window,
+        "false_alarms_per_week": live.false_alarms,
+        "without_reward": live.without_reward,
     }

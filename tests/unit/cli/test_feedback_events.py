@@ -114,3 +114,19 @@ def test_attempts_become_a_suite_that_evaluation_reads(feedback, send):
     assert [(item.prompt, item.columns["should_refuse"]) for item in suite.items] == [("Say something bad.", True)]
     with pytest.raises(ConfigError):
         feedback("red-team", "attempts.jsonl", "--store", "feedback.db")
+
+
+def test_only_what_arrived_since_a_date_leaves_and_earlier_events_still_tell_their_texts(feedback, send, tmp_path):
+    send("thumbs", prompt="q", completion="x", up=True, completion_id="c1", user="ann")
+    send("thumbs", prompt="q2", completion="old", up=True)
+    with PreferenceStore(tmp_path / "feedback.db") as store, store.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE events SET made_at = '2020-01-01 00:00:00'")
+    send("thumbs", up=False, completion_id="c1", user="ann", happened_at="2019-01-01T00:00:00+00:00")
+    assert "1 row" in feedback(*EXPORT, "--since", "2026-01-01")
+    assert [(row["completion"], row["label"]) for row in rows("out.jsonl")] == [("x", False)]
+    feedback(*EXPORT, "--since", "2019-12-31T23:00-05:00")
+    assert len(rows("out.jsonl")) == 1
+    feedback(*EXPORT, "--since", "2019-12-31T23:00+05:00")
+    assert len(rows("out.jsonl")) == 2
+    with pytest.raises(ConfigError, match="--since tomorrow"):
+        feedback(*EXPORT, "--since", "tomorrow")

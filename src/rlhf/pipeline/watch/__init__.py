@@ -5,3 +5,7 @@ watch_app     the page on this machine, and what it asks for every few seconds
 """
 
 from __future__ import annotations
+
+from rlhf.errors import require_all
+
+require_all("starlette", "uvicorn", extra="web", needed_for="`rlhf watch`")

@@ -96,6 +96,34 @@ function models(now) {
   return made;
 }
 
+const NUMBERS = { prompt_tokens: "Length of prompts", prompt_surprise: "Words of prompts", reward: "Reward" };
+const small = (value) => (value < 0.001 ? value.toExponential(1) : value.toFixed(3));
+
+function live(now) {
+  const { reward, drift, share, sampled, dropped, failed, waiting, window, false_alarms_per_week: rateOfAlarms } = now.live;
+  const made = card("Sampled from traffic");
+  const lost = [dropped && `${whole(dropped)} dropped`, failed && `${whole(failed)} not measured`].filter(Boolean);
+  const about = `${percent(share)} of the completions: ${whole(sampled)} so far, ${whole(waiting)} waiting`;
+  made.append(element("p", "hint", `${[about, ...lost].join(", ")}.`));
+  const rewards = Object.entries(reward).map(([name, { mean, count }]) => [name, mean.toFixed(3), whole(count)]);
+  if (rewards.length) made.append(table([words("model"), number("mean reward"), number("scored")], rewards));
+  if (!drift.length) return wide(made);
+  const rows = drift.map(({ of, windows, alarms, filled, last }) => [
+    NUMBERS[of],
+    last === null ? "–" : last.statistic.toFixed(2),
+    last === null ? "–" : small(last.p_value),
+    last?.is_alarm ? element("span", "alert", `${whole(alarms)}, now`) : whole(alarms),
+    `${whole(windows)} + ${filled}/${window}`,
+  ]);
+  made.append(
+    element("h2", "", "Unlike the evaluation set?"),
+    table([words("what"), number("distance"), number("p"), number("alarms"), number("windows")], rows),
+    element("p", "hint", `In a week in which nothing changed, an alarm has a probability of ${percent(rateOfAlarms)} at most.`),
+  );
+  if (now.live.without_reward) made.append(element("p", "hint", `Not of the reward: ${now.live.without_reward}.`));
+  return wide(made);
+}
+
 function show(now) {
   const load = card(
     "Now",
@@ -118,6 +146,7 @@ function show(now) {
     wide(load),
     ...latencies(now),
     models(now),
+    ...(now.live === null ? [] : [live(now)]),
     counts("How completions ended", now.finish_reasons, "None has ended yet."),
     counts("Failures and changes", failures, "None."),
     now.feedback === null
