@@ -8,10 +8,6 @@ from typing import Any
 from rlhf.config.stage_inputs import OfflineStage
 from rlhf.config.training import TrainConfig
 
-REFUSED_KINDS = ("prm",)
-"""Kinds of stages that learn from files, and that ranks can't share yet."""
-
-
 def refused_settings(config: TrainConfig) -> list[str]:
     """The settings of a trainer or its stage that ranks can't do yet, as people write them; empty for none."""
     guards = config.guards
@@ -21,6 +17,7 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "ema_decay": config.ema_decay,
         "l2_coef": config.l2_coef,
         "ewc": getattr(config, "ewc", None),
+        "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
         "guards that restore": any(guards.action_of(guard) == "restore" for guard in guards.of_each()),
         "model.compile": getattr(getattr(config, "model", None), "compile", False),
@@ -32,6 +29,6 @@ def refused_of_stage(stage: Any) -> list[str]:
     """What of a stage ranks can't do yet; a stage that trains nothing is rank 0's alone, and nothing of it is refused."""
     if not stage.trains:
         return []
-    if not isinstance(stage, OfflineStage) or stage.kind in REFUSED_KINDS:
+    if not isinstance(stage, OfflineStage):
         return [f"kind: {stage.kind}"]
     return refused_settings(stage)
