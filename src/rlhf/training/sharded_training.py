@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedModel
 
 from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
-from rlhf.distributed.ranks import Ranks
-from rlhf.distributed.sharding import unshard
+from rlhf.distributed.ranks import Ranks, current_ranks
+from rlhf.distributed.sharding import unshard, whole_weights
 from rlhf.errors import ConfigError
+from rlhf.models.scalar_model import ScalarModel
 from rlhf.models.sharded_models import shard_model
 from rlhf.training.optim import TrainedModule
+
+ResultT = TypeVar("ResultT")
 
 
 def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
@@ -31,6 +36,8 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
         refused.append("this kind of training")
     if algorithm.penalties:
         refused.append("penalties on the weights")
+    if algorithm.may_restore:
+        refused.append("detectors that restore")
     if any(trained.device.type != "cpu" for trained in algorithm.modules()):
         refused.append("a device other than the CPU")
     if refused:
@@ -49,8 +56,25 @@ def in_shards(modules: Sequence[TrainedModule], ranks: Ranks) -> Iterator[None]:
     if ranks.size == 1:
         yield
         return
-    models = [t.module for t in modules if isinstance(t.module, PreTrainedModel | PeftModel)]
-    roots = [shard_model(model) for model in models]
+    networks = [network for trained in modules for network in _networks(trained.module)]
+    roots = [shard_model(network) for network in networks if isinstance(network, PreTrainedModel | PeftModel)]
     yield
     for root in roots:
         unshard(root)
+
+
+def on_whole_weights(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    """A method of an algorithm during which every rank has the whole weights of its modules, to sample and to score as it likes."""
+
+    @functools.wraps(method)
+    def run(algorithm: Any, *args: Any) -> ResultT:
+        if current_ranks().size == 1:
+            return method(algorithm, *args)
+        with whole_weights([trained.module for trained in algorithm.modules()]):
+            return method(algorithm, *args)
+
+    return run
+
+
+def _networks(module: nn.Module) -> Sequence[nn.Module]:
+    return module.networks if isinstance(module, ScalarModel) else [module]
