@@ -109,8 +109,7 @@ def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message(tmp_path):
     began = time.monotonic()
     code, output = finished(start(write_recipe(tmp_path, grpo=grpo), tmp_path / "two", ranks=2))
     assert code != 0
-    assert "Rank 1 failed" in output, output
-    assert "out of paper" in output
+    assert "out of paper" in output, output
     assert time.monotonic() - began < 300
 
 

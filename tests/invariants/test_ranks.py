@@ -90,3 +90,14 @@ def test_checkpoints_of_one_and_of_two_ranks_are_interchangeable(name, both, tmp
     uninterrupted = cases.train_with_checkpoints(tmp_path, name=name)
     assert furthest(uninterrupted, found[f"{name} from one"]) < 1e-9
     assert furthest(uninterrupted, cases.train_with_checkpoints(folder / f"{name}-of-two", name=name)) < 1e-9
+
+
+@pytest.mark.slow
+def test_checkpoints_are_cut_anew_for_any_number_of_ranks(tmp_path):
+    uninterrupted = cases.train_with_checkpoints(tmp_path / "whole", name="ppo")
+    assert run_over_ranks(cases.train_ppo, tmp_path / "run", 5, folder=tmp_path, size=4) == [None] * 4
+    names = [sorted(path.name for path in checkpoint.glob("shard-*")) for checkpoint in (tmp_path / "run").iterdir()]
+    assert all(len(shards) == 4 for shards in names)
+    assert run_over_ranks(cases.train_ppo, tmp_path / "run", 8, folder=tmp_path, size=2) == [None] * 2
+    found = run_over_ranks(cases.train_ppo, tmp_path / "run", None, folder=tmp_path, size=4)
+    assert all(furthest(uninterrupted, weights) < 1e-9 for weights in found)

@@ -16,10 +16,6 @@ def refused_settings(config: TrainConfig) -> list[str]:
     guards = config.guards
     asked: Mapping[str, Any] = {
         "compiled": config.compiled,
-        "lr_find": config.lr_find,
-        "ema_decay": config.ema_decay,
-        "l2_coef": config.l2_coef,
-        "ewc": getattr(config, "ewc", None),
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
         "guards that restore": any(guards.action_of(guard) == "restore" for guard in guards.of_each()),

@@ -26,10 +26,9 @@ def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
         root: On the same device, with the same weights, on every rank.
         layers: Modules inside it that are gathered one after the other, in the order of the forward pass.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = _mesh()
     sharded: list[Any] = [fully_shard(module, mesh=mesh) for module in [*layers, root]]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
@@ -149,6 +148,21 @@ def like(source: Tensor, target: Tensor) -> Tensor:
 
     placed: Any = target
     return distribute_tensor(source.to(target.device), placed.device_mesh, placed.placements, src_data_rank=None)
+
+
+def empty_shard(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Room for this rank's part of a tensor as ``shard`` cuts it, by its first dimension; for all of it in a process by itself."""
+    if not torch.distributed.is_initialized():
+        return torch.empty(shape, dtype=dtype)
+    from torch.distributed.tensor import Shard, empty
+
+    return empty(shape, dtype=dtype, device_mesh=_mesh(), placements=[Shard(0)])
+
+
+def _mesh() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
 
 
 def _call(function: Callable[[], ResultT]) -> ResultT:

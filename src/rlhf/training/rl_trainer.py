@@ -28,7 +28,6 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.rewards.factory import as_scorer
 from rlhf.rollout.engines import exactly
-from rlhf.rollout.requests import rows_to_check
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
@@ -52,7 +51,13 @@ from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Gathered, Judged, Rollout, measure_rollout, rollout_rows, shaped_scores
 from rlhf.training.row_order import Cycle, permutation
 from rlhf.training.sampler_checks import SamplerChecks
-from rlhf.training.sharded_training import check_over_ranks, in_shards, on_whole_weights
+from rlhf.training.sharded_training import (
+    check_over_ranks,
+    choose_paths,
+    in_shards,
+    models_of_rollouts,
+    on_whole_weights,
+)
 
 
 class RLTrainer(RLObjective[RLConfigT], ABC):
@@ -128,19 +133,12 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         ranks = current_ranks()
         check_over_ranks(self, self.config, ranks)
         if ranks.size > 1:
-            self._choose_paths()
+            choose_paths(self)
         try:
-            with in_shards(self.modules(), ranks):
+            with in_shards(models_of_rollouts(self), ranks):
                 return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
         finally:
             self.collector.close()
-
-    def _choose_paths(self) -> None:
-        """On the same rows on every rank: in a process by itself the first batch decides."""
-        rows = rows_to_check(self.prompts)
-        for model in (self.policy, self.inputs.value_model):
-            if model is not None and model.choice is None and not getattr(model, "is_shared", False):
-                model.choose_path(rows)
 
     @property
     def tokenizer(self) -> Any:
