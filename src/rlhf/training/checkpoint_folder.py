@@ -28,7 +28,15 @@ from torch import Tensor, nn
 from rlhf.distributed.sharding import is_shard, whole
 from rlhf.errors import CheckpointError, StorageError
 from rlhf.files import fsync, sha256, write_json
-from rlhf.training.sharded_checkpoint import OF_WEIGHTS, is_shard_file, mark_of, read_shards, restored, weights_in
+from rlhf.training.sharded_checkpoint import (
+    OF_STATE,
+    OF_WEIGHTS,
+    is_shard_file,
+    mark_of,
+    read_shards,
+    restored,
+    weights_in,
+)
 
 RECORD = "checkpoint.json"
 STATE = "state.pt"
@@ -90,7 +98,7 @@ class Snapshot:
                     values = whole(p.detach())
                     weights[name][key] = values.to("cpu", copy=True, memory_format=torch.contiguous_format)
         copier = _Copier(shards if in_shards else None)
-        copied = copier.copy(dict(state), ("state",))
+        copied = copier.copy(dict(state), (OF_STATE,))
         tensors = [value for module in weights.values() for value in module.values()]
         num_bytes = _BYTES_BESIDES + copier.num_bytes + sum(_size_on_disk(value) for value in tensors)
         return cls(weights, copied, num_bytes, shards)

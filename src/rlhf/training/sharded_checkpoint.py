@@ -28,6 +28,8 @@ MARK = "rlhf shard"
 """The only key of what stands in a state for a shard."""
 OF_WEIGHTS = "weights"
 """Names of weights begin so, and go on with module and parameter."""
+OF_STATE = "state"
+"""Names of tensors in the state begin so, and go on with its keys."""
 _FILE = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors")
 
 
@@ -47,7 +49,8 @@ def write_shards(folder: Path, shards: Mapping[str, Tensor]) -> dict[str, str]:
     Returns:
         File name to sha256, of all ranks' files.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with _plain_errors():
         save(dict(shards), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
@@ -59,13 +62,15 @@ def write_shards(folder: Path, shards: Mapping[str, Tensor]) -> dict[str, str]:
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
     """Name to tensor: this rank's part of each, or the whole of it in a process by itself. No rank waits for another."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     known = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     tensors: dict[str, Any] = {}
     for name, tensor in known.items():
-        kind: Any = tensor
-        tensors[name] = empty_shard(kind.size, kind.properties.dtype)
+        if name.startswith((f"{OF_WEIGHTS}/", f"{OF_STATE}/")):  # torch reads every safetensors file that is there
+            kind: Any = tensor
+            tensors[name] = empty_shard(kind.size, kind.properties.dtype)
     with torch.no_grad(), _plain_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is in a process by itself
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
