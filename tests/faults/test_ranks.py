@@ -79,18 +79,69 @@ def test_a_recipe_over_ranks_is_that_of_one_process_and_survives_a_signal(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
-    (tmp_path / "length.py").write_text(
+def test_policies_that_sample_learn_over_ranks_as_in_one_process(tmp_path):
+    stages = {kind: online(tmp_path, kind) for kind in ("ppo", "grpo")}
+    recipe = write_recipe(tmp_path, **stages)
+    for ranks, output in ((1, tmp_path / "one"), (2, tmp_path / "two")):
+        code, printed = finished(start(recipe, output, ranks=ranks))
+        assert code == 0, printed
+    for stage in stages:
+        mine, theirs = (rollouts_of(folder / "run" / stage) for folder in (tmp_path / "one", tmp_path / "two"))
+        assert len(mine) == len(theirs) == 2 * 8, "rank 0 writes every completion once"
+        first = [row for row in mine if row["step"] == 1]
+        assert [(row["prompt_id"], row["sample"], row["completion_ids"], row["score"]) for row in first] == [
+            (row["prompt_id"], row["sample"], row["completion_ids"], row["score"]) for row in theirs if row["step"] == 1
+        ]
+        assert (tmp_path / "two" / "run" / stage / "model").is_dir()
+    assert sorted(metrics_of(tmp_path / "one" / "run")) == sorted(metrics_of(tmp_path / "two" / "run"))
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message(tmp_path):
+    (tmp_path / "rows_of_rank.py").write_text(
+        "import os\n"
+        "def reward(prompts, completions):\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise ValueError('the verifier is out of paper')\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    grpo = online(tmp_path, "grpo") | {"reward": f"{tmp_path}/rows_of_rank.py:reward"}
+    began = time.monotonic()
+    code, output = finished(start(write_recipe(tmp_path, grpo=grpo), tmp_path / "two", ranks=2))
+    assert code != 0
+    assert "out of paper" in output, output
+    assert time.monotonic() - began < 300
+
+
+def online(folder: Path, kind: str) -> dict[str, Any]:
+    """A stage that learns from completions, by their lengths."""
+    (folder / "length.py").write_text(
         "def reward(prompts, completions):\n    return [float(len(text)) for text in completions]\n"
     )
-    grpo = {
-        "kind": "grpo",
+    return {
+        "kind": kind,
         "model": "stage:sft",
-        "prompts": str(tmp_path / "rows.jsonl"),
-        "reward": f"{tmp_path}/length.py:reward",
+        "prompts": str(folder / "rows.jsonl"),
+        "reward": f"{folder}/length.py:reward",
+        "rollouts": 2,
+        "prompts_per_rollout": 4 if kind == "grpo" else 8,
+        "minibatch_size": 4,
+        "sampling": {"max_new_tokens": 8},
+        **({"group_size": 2} if kind == "grpo" else {}),
     }
-    recipe = write_recipe(tmp_path, grpo=grpo)
+
+
+def rollouts_of(stage: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (stage / "rollouts.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
+    trpo = online(tmp_path, "trpo")
+    grpo = online(tmp_path, "grpo") | {"async_rollouts": {"max_staleness": 1}}
+    recipe = write_recipe(tmp_path, trpo=trpo, grpo=grpo)
     code, output = finished(start(recipe, tmp_path / "two", ranks=2))
     assert code != 0
-    assert output.count("stages.grpo: kind: grpo") == 1, output
+    assert output.count("stages.trpo: kind: trpo") == 1, output
+    assert output.count("stages.grpo: async_rollouts") == 1, output
     assert not (tmp_path / "two").exists()

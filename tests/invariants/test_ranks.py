@@ -16,8 +16,11 @@ from tests.fixtures.two_ranks import run_over_ranks
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """A folder of checkpoints, and what each of two ranks found."""
     folder = tmp_path_factory.mktemp("ranks")
-    assert cases.train_with_checkpoints(folder / "of-one", killed_at=7) is None
-    return folder, run_over_ranks(cases.everything, folder, folder=folder)
+    for name in ("sft", "ppo"):
+        assert cases.train_with_checkpoints(folder / f"{name}-of-one", name=name, killed_at=7) is None
+    found = run_over_ranks(cases.everything, folder, folder=folder)
+    assert not isinstance(found[0], BaseException), found[0]
+    return folder, found
 
 
 def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -74,13 +77,27 @@ def test_a_step_that_is_not_finite_is_left_out_by_all_ranks(both):
     assert alarms
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(both):
+@pytest.mark.parametrize("name", ["sft", "ppo"])
+def test_a_killed_run_goes_on_with_the_same_bits(name, both):
     found = both[1][0]
-    assert all(torch.equal(value, found["resumed"][name]) for name, value in found["uninterrupted"].items())
+    resumed = found[f"{name} resumed"]
+    assert all(torch.equal(value, resumed[key]) for key, value in found[f"{name} uninterrupted"].items())
 
 
-def test_checkpoints_of_one_and_of_two_ranks_are_interchangeable(both, tmp_path):
+@pytest.mark.parametrize("name", ["sft", "ppo"])
+def test_checkpoints_of_one_and_of_two_ranks_are_interchangeable(name, both, tmp_path):
     folder, (found, _) = both
-    uninterrupted = cases.train_with_checkpoints(tmp_path)
-    assert furthest(uninterrupted, found["from one"]) < 1e-9
-    assert furthest(uninterrupted, cases.train_with_checkpoints(folder / "of-two")) < 1e-9
+    uninterrupted = cases.train_with_checkpoints(tmp_path, name=name)
+    assert furthest(uninterrupted, found[f"{name} from one"]) < 1e-9
+    assert furthest(uninterrupted, cases.train_with_checkpoints(folder / f"{name}-of-two", name=name)) < 1e-9
+
+
+@pytest.mark.slow
+def test_checkpoints_are_cut_anew_for_any_number_of_ranks(tmp_path):
+    uninterrupted = cases.train_with_checkpoints(tmp_path / "whole", name="ppo")
+    assert run_over_ranks(cases.train_ppo, tmp_path / "run", 5, folder=tmp_path, size=4) == [None] * 4
+    names = [sorted(path.name for path in checkpoint.glob("shard-*")) for checkpoint in (tmp_path / "run").iterdir()]
+    assert all(len(shards) == 4 for shards in names)
+    assert run_over_ranks(cases.train_ppo, tmp_path / "run", 8, folder=tmp_path, size=2) == [None] * 2
+    found = run_over_ranks(cases.train_ppo, tmp_path / "run", None, folder=tmp_path, size=4)
+    assert all(furthest(uninterrupted, weights) < 1e-9 for weights in found)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf.config.stage_inputs import OfflineStage
 from rlhf.config.training import TrainConfig
 
-REFUSED_KINDS = ("prm",)
-"""Kinds of stages that learn from files, and that ranks can't share yet."""
+REFUSED_KINDS = ("trpo",)
+"""Kinds of stages that train and that ranks can't share yet: TRPO's step asks for products with the Fisher matrix."""
 
 
 def refused_settings(config: TrainConfig) -> list[str]:
@@ -17,12 +16,12 @@ def refused_settings(config: TrainConfig) -> list[str]:
     guards = config.guards
     asked: Mapping[str, Any] = {
         "compiled": config.compiled,
-        "lr_find": config.lr_find,
-        "ema_decay": config.ema_decay,
-        "l2_coef": config.l2_coef,
-        "ewc": getattr(config, "ewc", None),
+        "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
         "guards that restore": any(guards.action_of(guard) == "restore" for guard in guards.of_each()),
+        "async_rollouts": getattr(config, "async_rollouts", None),
+        "moving_reference": getattr(config, "moving_reference", None),
+        "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(getattr(config, "model", None), "compile", False),
     }
     return [name for name, value in asked.items() if value]
@@ -32,6 +31,6 @@ def refused_of_stage(stage: Any) -> list[str]:
     """What of a stage ranks can't do yet; a stage that trains nothing is rank 0's alone, and nothing of it is refused."""
     if not stage.trains:
         return []
-    if not isinstance(stage, OfflineStage) or stage.kind in REFUSED_KINDS:
+    if stage.kind in REFUSED_KINDS:
         return [f"kind: {stage.kind}"]
     return refused_settings(stage)

@@ -91,6 +91,8 @@ class ProcessRanks(Ranks):
             "gloo", store=PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=TIMEOUT
         )
         self._orders = 0
+        self._own_fault: BaseException | None = None
+        """What this rank failed of."""
 
     def gather(self, value: Any) -> list[Any]:
         """By pickle."""
@@ -133,6 +135,7 @@ class ProcessRanks(Ranks):
             if not lost and not isinstance(err, InterruptedRun | SystemExit):
                 said = {"rank": self.rank, "message": _message(err)}
                 self._store.compare_set(FAULT, "", json.dumps(said))
+                self._own_fault = self._own_fault or err
                 return err
             patience = time.monotonic() + (WAIT_FOR_REASON_SECONDS if lost else 0)
             while not self._store.check([FAULT]):
@@ -142,7 +145,9 @@ class ProcessRanks(Ranks):
             said = json.loads(self._store.get(FAULT))
         except RuntimeError:  # the store is gone with its process
             return TrainingError(_unsaid(err)) if lost else err
-        return err if said["rank"] == self.rank else TrainingError(_sentence(said))
+        if said["rank"] == self.rank:  # and the signal is that of a launcher which saw another rank end
+            return self._own_fault or err
+        return TrainingError(_sentence(said))
 
     def close(self) -> None:
         """Leave the group, after all others came here too."""

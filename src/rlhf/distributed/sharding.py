@@ -8,7 +8,8 @@ step's gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -25,16 +26,14 @@ def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
         root: On the same device, with the same weights, on every rank.
         layers: Modules inside it that are gathered one after the other, in the order of the forward pass.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = _mesh()
     sharded: list[Any] = [fully_shard(module, mesh=mesh) for module in [*layers, root]]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    setattr(root, _CALL, _call)
-    register_fsdp_forward_method(root, _CALL)
+    _make_callable(root)
     with torch.no_grad():
         inside_forward(root, lambda: None)
         for module in sharded:  # a parameter keeps for good whether it had a gradient when it was first gathered
@@ -45,13 +44,10 @@ def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
 def unshard(root: nn.Module) -> None:
     """Undo ``shard``: whole parameters, plain modules, and nothing of it left in them."""
     from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     reshard(root)
-    for module in root.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        state = fully_shard.state(module)  # type: ignore[attr-defined]
+    for module in _sharded_modules(root):
+        state = _state(module)
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
         for group in state._fsdp_param_groups:
@@ -76,6 +72,36 @@ def unshard(root: nn.Module) -> None:
     root.__dict__.pop(_CALL, None)
 
 
+@contextmanager
+def whole_weights(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, every rank has all weights of the models that lie in shards, and computes with them as often as it likes.
+
+    No forward pass is a collective there, so ranks may take different numbers of them; none with gradient, and nothing may be written to
+    the weights. It takes the memory of the whole weights, which is free again afterwards.
+    """
+    roots = [root for model in models for root in model.modules() if _CALL in root.__dict__]
+    sharded: list[Any] = [module for root in roots for module in _sharded_modules(root)]
+    for module in sharded:
+        module.unshard()
+        state = _state(module)
+        state._pre_forward_hook_handle.remove()
+        state._post_forward_hook_handle.remove()
+    for root in roots:
+        del root.__dict__[_CALL]
+    try:
+        yield
+    finally:
+        for root in roots:
+            _make_callable(root)
+        for module in sharded:
+            state = _state(module)
+            state._pre_forward_hook_handle = module.register_forward_pre_hook(
+                state._pre_forward, prepend=True, with_kwargs=True
+            )
+            state._post_forward_hook_handle = module.register_forward_hook(state._post_forward, prepend=False)
+            module.reshard()
+
+
 def inside_forward(model: nn.Module, function: Callable[[], ResultT]) -> ResultT:
     """Call a function that computes with a model's parameters outside of its own forward; they are whole inside.
 
@@ -93,11 +119,8 @@ def inside_forward(model: nn.Module, function: Callable[[], ResultT]) -> ResultT
 
 def reshard(root: nn.Module) -> None:
     """Let go of parameters that were gathered and of whose forward pass there is no backward pass."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in _sharded_modules(root):
+        module.reshard()
 
 
 def is_shard(tensor: Tensor) -> bool:
@@ -127,5 +150,42 @@ def like(source: Tensor, target: Tensor) -> Tensor:
     return distribute_tensor(source.to(target.device), placed.device_mesh, placed.placements, src_data_rank=None)
 
 
+def empty_shard(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Room for this rank's part of a tensor as ``shard`` cuts it, by its first dimension; for all of it in a process by itself."""
+    if not torch.distributed.is_initialized():
+        return torch.empty(shape, dtype=dtype)
+    from torch.distributed.tensor import Shard, empty
+
+    return empty(shape, dtype=dtype, device_mesh=_mesh(), placements=[Shard(0)])
+
+
+def _mesh() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+
+
 def _call(function: Callable[[], ResultT]) -> ResultT:
     return function()
+
+
+def _make_callable(root: nn.Module) -> None:
+    """What ``inside_forward`` looks for."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    setattr(root, _CALL, _call)
+    register_fsdp_forward_method(root, _CALL)
+
+
+def _sharded_modules(root: nn.Module) -> list[Any]:
+    """The layers and the root."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _state(module: nn.Module) -> Any:
+    """What FSDP2 keeps of a module."""
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard.state(module)  # type: ignore[attr-defined]

@@ -100,13 +100,20 @@ def _is_no_table(record: logging.LogRecord) -> bool:
     return "LOAD REPORT" not in str(record.msg)
 
 
+HASHED_BYTES = 1 << 24
+"""Copied at a time."""
+
+
 def weights_fingerprint(parameters: Iterable[tuple[str, Tensor]]) -> str:
     """Hex sha256 over names, shapes, types and bytes: the same on every machine, another for any other weight."""
     digest = hashlib.sha256()
     for name, value in parameters:
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
         data = value.detach().to("cpu").contiguous().reshape(-1)
-        digest.update(data.view(torch.uint8).numpy().data if data.numel() else b"")
+        for piece in data.view(torch.uint8).split(HASHED_BYTES) if data.numel() else ():
+            digest.update(
+                piece.clone().numpy().data
+            )  # numpy pins a storage for good, and that of a shard is freed after use
     return digest.hexdigest()
 
 

@@ -187,7 +187,7 @@ class ProcessRewardModel(ScalarModel):
             batch: As ``pack_steps`` makes it.
         """
         batch = batch.to(self.device)
-        return head_outputs(self.member, self.hidden(batch, *step_rows(batch))[0]).squeeze(1)
+        return self.outputs(batch, *step_rows(batch))[0].squeeze(1)
 
     forward = step_scores  # wrappers such as DDP and FSDP only see calls of the module itself
 

@@ -32,7 +32,7 @@ from rlhf.models.folders import (
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
-from rlhf.models.scalar import HeadKind, HeadSettings, ScalarHead, build_scalar_model, check_head, head_outputs
+from rlhf.models.scalar import HeadKind, HeadSettings, ScalarHead, build_scalar_model, check_head
 from rlhf.models.scalar_model import ScalarModel, copied_backbone, load_member, saveable
 from rlhf.models.score import active_module, backbone_of, base_model
 from rlhf.models.sources import model_source, plain_errors
@@ -226,8 +226,7 @@ class ValueModel(ScalarModel):
                 values: Tensor = self.head(hidden.to(torch.promote_types(hidden.dtype, torch.float32))).squeeze(1)
             return values
         batch = batch.to(self.device)
-        (own,) = self.hidden(batch, batch.score_at, batch.score_seq)
-        return head_outputs(self.model, own).squeeze(1)
+        return self.outputs(batch, batch.score_at, batch.score_seq)[0].squeeze(1)
 
     forward = values  # wrappers such as DDP and FSDP only see calls of the module itself
 

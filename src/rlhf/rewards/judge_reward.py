@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.config.judge_reward import JudgeRewardConfig, judges_inside
 from rlhf.config.judges import EndpointJudgeConfig, PromptedJudgeConfig
@@ -49,6 +49,9 @@ class JudgeReward:
     Raises:
         ConfigError: The judge can't be asked so.
     """
+
+    keeps_files: ClassVar[bool] = True
+    """Of several ranks only one asks it."""
 
     def __init__(self, config: JudgeRewardConfig, *, folder: Path | None = None, on_error: OnError = "raise") -> None:
         self.config = config

@@ -24,11 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.distributed.ranks import Ranks
 from rlhf.distributed.sharding import like
 from rlhf.errors import CheckpointError, ConfigError, StorageError
 from rlhf.files import check_space, delete, fsync, make_folder, storage_errors
 from rlhf.training.checkpoint_folder import Checkpoint, Record, Snapshot
 from rlhf.training.checkpoint_names import PREFIX, step_and_number, step_of
+from rlhf.training.sharded_checkpoint import bytes_of, write_shards
 
 __all__ = ["ADVICE", "Checkpoint", "CheckpointManager", "load_weights"]
 
@@ -49,7 +51,7 @@ class CheckpointManager:
         keep_every: Those of steps that this divides stay for good.
         identity: JSON values that say which run this is; a checkpoint of another run is refused rather than mixed in.
         background: ``save`` returns when everything is copied, and a thread writes it. The files are the same.
-        writes: Whether this process does; of several ranks only one, and the others take part in the copying.
+        ranks: Rank 0 writes the folder, and each its own shards of what lies in shards; several write before ``save`` returns.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         identity: Mapping[str, Any] | None = None,
         background: bool = False,
-        writes: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         for name, value in {"keep": keep, "keep_every": keep_every}.items():
             if value is not None and value < 1:
@@ -70,7 +72,7 @@ class CheckpointManager:
         self.keep_every = keep_every
         self.identity = json.loads(json.dumps(dict(identity or {})))  # as it will be read back
         self.background = background
-        self.writes = writes
+        self.ranks = ranks or Ranks()
         self._damaged: set[Path] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
@@ -92,9 +94,10 @@ class CheckpointManager:
             CheckpointError: The state holds what could not be read back.
         """
         self.wait()
-        snapshot = Snapshot.of(modules, state)
-        if not self.writes:
+        if self.ranks.size > 1:
+            self._save_over_ranks(Snapshot.of(modules, state, in_shards=True), step, best=best)
             return
+        snapshot = Snapshot.of(modules, state)
         self.clear_leftovers()
         check_space(self.folder, snapshot.num_bytes, purpose=f"The checkpoint of step {step}", advice=ADVICE)
         if not self.background:
@@ -102,6 +105,22 @@ class CheckpointManager:
             return
         self._thread = self._thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(self._write, snapshot, step, best=best)
+
+    def _save_over_ranks(self, snapshot: Snapshot, step: int, *, best: bool) -> None:
+        """Rank 0 makes the folder, all of them write into it, and rank 0 gives it its name."""
+        num_bytes = snapshot.num_bytes + sum(self.ranks.gather(bytes_of(snapshot.shards)))
+        aside = None
+        with self._storage_errors():
+            if self.ranks.is_main:
+                self.clear_leftovers()
+                check_space(self.folder, num_bytes, purpose=f"The checkpoint of step {step}", advice=ADVICE)
+                make_folder(self.folder)
+                aside = self._aside(self._free_name(step).name)
+                aside.mkdir()
+            folder = self.ranks.gather(aside)[0]
+            written = write_shards(folder, snapshot.shards)
+            if aside is not None:
+                self._finish(snapshot, aside, step, best=best, written=written)
 
     def wait(self) -> None:
         """Return when everything is on disk, or raise what kept it from there."""
@@ -201,28 +220,34 @@ class CheckpointManager:
 
     def clear_leftovers(self) -> None:
         """Delete what a killed process half wrote or half deleted; only for the one process that writes here."""
-        for path in self.folder.glob(f".{PREFIX}*.tmp") if self.writes else ():
+        for path in self.folder.glob(f".{PREFIX}*.tmp") if self.ranks.is_main else ():
             _delete(path)
 
     def _write(self, snapshot: Snapshot, step: int, *, best: bool) -> None:
         with self._storage_errors():
             make_folder(self.folder)
-            final = self._free_name(step)
-            aside = self._aside(final.name)
+            aside = self._aside(self._free_name(step).name)
             aside.mkdir()
-            try:
-                snapshot.write(aside, step=step, identity=self.identity, best=best)
-                os.replace(aside, final)
-                fsync(self.folder)
-            except BaseException as err:
-                if isinstance(err, Exception) and not aside.exists() and not final.exists():
-                    raise StorageError(
-                        f"Something removed {aside} while a checkpoint was written there. Let nothing else remove files in "
-                        f"{self.folder}, then start the same command again."
-                    ) from err
-                _delete(aside)
-                raise
-            self._remove(self._superseded(final))
+            self._finish(snapshot, aside, step, best=best)
+
+    def _finish(
+        self, snapshot: Snapshot, aside: Path, step: int, *, best: bool, written: Mapping[str, str] | None = None
+    ) -> None:
+        """Fill the folder, give it its name, and remove what need not stay."""
+        final = self._free_name(step)
+        try:
+            snapshot.write(aside, step=step, identity=self.identity, best=best, written=written)
+            os.replace(aside, final)
+            fsync(self.folder)
+        except BaseException as err:
+            if isinstance(err, Exception) and not aside.exists() and not final.exists():
+                raise StorageError(
+                    f"Something removed {aside} while a checkpoint was written there. Let nothing else remove files in "
+                    f"{self.folder}, then start the same command again."
+                ) from err
+            _delete(aside)
+            raise
+        self._remove(self._superseded(final))
 
     def _names(self) -> list[str]:
         """What is in the folder. Not ``glob``: to it, a folder that may not be read looks like an empty one."""

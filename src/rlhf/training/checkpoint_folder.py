@@ -2,6 +2,7 @@
 
 checkpoint-00000120/
     weights-policy.safetensors     trainable parameters of each module
+    shard-*.safetensors            of several ranks: each one's part of weights and moments (``sharded_checkpoint``)
     state.pt                       everything else, loadable with ``weights_only``
     checkpoint.json                step, settings of the run, whether it is the best so far, size and sha256 of each file
 """
@@ -16,7 +17,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlhf.distributed.sharding import whole
+from rlhf.distributed.sharding import is_shard, whole
 from rlhf.errors import CheckpointError, StorageError
 from rlhf.files import fsync, sha256, write_json
+from rlhf.training.sharded_checkpoint import (
+    OF_STATE,
+    OF_WEIGHTS,
+    is_shard_file,
+    mark_of,
+    read_shards,
+    restored,
+    weights_in,
+)
 
 RECORD = "checkpoint.json"
 STATE = "state.pt"
@@ -59,44 +69,73 @@ class Snapshot:
     """Module name to parameter name to tensor, contiguous and in main memory."""
     state: Mapping[str, Any]
     num_bytes: int
-    """At most what it will take on disk."""
+    """At most what it will take on disk, without shards."""
+    shards: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name to what the run itself holds, no copy."""
 
     @classmethod
-    def of(cls, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> Snapshot:
+    def of(cls, modules: Mapping[str, nn.Module], state: Mapping[str, Any], *, in_shards: bool = False) -> Snapshot:
         """Copy the trainable parameters and the state; of what lies in shards, on all ranks at once, the whole.
+
+        Args:
+            modules: Whose parameters.
+            state: Everything else.
+            in_shards: Leave what lies in shards as it is.
 
         Raises:
             CheckpointError: Something in the state could be written and never be read back; named by its keys.
         """
-        weights = {
-            name: {
-                key: whole(p.detach()).to("cpu", copy=True, memory_format=torch.contiguous_format)
-                for key, p in module.named_parameters()
-                if p.requires_grad
-            }
-            for name, module in modules.items()
-        }
-        copier = _Copier()
-        copied = copier.copy(dict(state), ("state",))
+        shards: dict[str, Tensor] = {}
+        weights: dict[str, dict[str, Tensor]] = {}
+        for name, module in modules.items():
+            weights[name] = {}
+            for key, p in module.named_parameters():
+                if not p.requires_grad:
+                    continue
+                if in_shards and is_shard(p):
+                    shards[f"{OF_WEIGHTS}/{name}/{key}"] = p.detach()
+                else:
+                    values = whole(p.detach())
+                    weights[name][key] = values.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        copier = _Copier(shards if in_shards else None)
+        copied = copier.copy(dict(state), (OF_STATE,))
         tensors = [value for module in weights.values() for value in module.values()]
         num_bytes = _BYTES_BESIDES + copier.num_bytes + sum(_size_on_disk(value) for value in tensors)
-        return cls(weights, copied, num_bytes)
+        return cls(weights, copied, num_bytes, shards)
 
-    def write(self, folder: Path, *, step: int, identity: Mapping[str, Any], best: bool) -> None:
-        """Put it into an empty folder, and all of that on disk; the record, without which it is none, comes last."""
+    def write(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        identity: Mapping[str, Any],
+        best: bool,
+        written: Mapping[str, str] | None = None,
+    ) -> None:
+        """Put it into a folder, and all of that on disk; the record, without which it is none, comes last.
+
+        Args:
+            folder: Empty, or with the files of ``written``, which are on disk.
+            step: Of the run.
+            identity: Settings of the run.
+            best: Whether it is the best so far.
+            written: Hashes of files that are there.
+        """
+        written = written or {}
         for name, weights in self.weights.items():
             _save_weights(name, weights, folder / f"{_WEIGHTS}{name}{_WEIGHTS_SUFFIX}")
         with (folder / STATE).open("wb") as open_file:  # by name, torch would hide what the system said
             torch.save(self.state, open_file)
         files = sorted(folder.iterdir())
         for file in files:
-            fsync(file)
+            if file.name not in written:
+                fsync(file)
         record: dict[str, Any] = {
             "step": step,
             "best": best,
             "identity": identity,
             "bytes": {file.name: file.stat().st_size for file in files},
-            "sha256": {file.name: sha256(file) for file in files},
+            "sha256": {file.name: written.get(file.name) or sha256(file) for file in files},
         }
         write_json(folder / RECORD, record | {"record_sha256": _seal(record)})
 
@@ -135,7 +174,7 @@ class Record:
         sizes, hashes = recorded["bytes"], recorded["sha256"]
         if sizes.keys() != hashes.keys() or STATE not in hashes:
             raise _damaged(path, f"{RECORD} does not name {STATE} and each other file with its size and hash")
-        strange = [name for name in hashes if name != STATE and _module_of(name) is None]
+        strange = [name for name in hashes if name != STATE and _module_of(name) is None and not is_shard_file(name)]
         if strange:
             raise _damaged(path, f"{RECORD} names {strange[0]!r}, which is not a file of a checkpoint")
         return cls(path, recorded["step"], recorded["best"], recorded["identity"], sizes, hashes)
@@ -172,14 +211,25 @@ class Record:
             state = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
             raise _damaged(self.path, f"{STATE} holds a {type(state).__name__}, where keys and values were written")
+        if any(map(is_shard_file, self.hashes)):
+            with _damage_named(self.path, STATE):
+                shards = read_shards(self.path)
+                state = restored(state, shards)
+            for module, parameters in weights_in(shards).items():
+                weights[module] = {**weights.get(module, {}), **parameters}
         return Checkpoint(step=self.step, weights=weights, state=state, path=self.path)
 
 
 class _Copier:
-    """Copies nested containers and the tensors in them; one thing that is met twice stays one thing."""
+    """Copies nested containers and the tensors in them; one thing that is met twice stays one thing.
 
-    def __init__(self) -> None:
+    Args:
+        shards: Gets tensors that lie in shards by the names that stand for them then; None to copy the whole ones.
+    """
+
+    def __init__(self, shards: dict[str, Tensor] | None = None) -> None:
         self.num_bytes = 0
+        self.shards = shards
         self._copies: dict[int, Any] = {}
 
     def copy(self, value: Any, place: tuple[Any, ...]) -> Any:
@@ -191,7 +241,12 @@ class _Copier:
         if id(value) in self._copies:
             return self._copies[id(value)]
         copied: Any
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and is_shard(value) and self.shards is not None:
+            name = "/".join(map(str, place))
+            self.shards[name] = value.detach()
+            copied = mark_of(name)
+            self.num_bytes += len(name) + _BYTES_OF_ATOM
+        elif isinstance(value, Tensor):
             copied = whole(value.detach()).to("cpu", copy=True)
             self.num_bytes += _size_on_disk(copied)
         elif kind in (list, tuple):

@@ -11,6 +11,7 @@ from rlhf.errors import TrainingError
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.rollouts import Rollout
+from rlhf.training.rollouts_over_ranks import ask_over_ranks
 from rlhf.training.start_checks import STALE
 
 CHECKED_VERSIONS = 2
@@ -29,7 +30,7 @@ def ask_engine(
     name: str,
     same_as: PolicyModel | None,
 ) -> Rollout:
-    """Completions sampled with the newest weights.
+    """Completions sampled with the newest weights; ranks share the prompts.
 
     Args:
         engine: Who is asked.
@@ -47,9 +48,13 @@ def ask_engine(
     """
     engine.load_weights(version)
     with doing("rollout decode"):
-        groups = engine.generate(
-            prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index
-        )
+        groups = ask_over_ranks(
+            [prompt.id for prompt in prompts],
+            lambda places: engine.generate(
+                [prompts[place] for place in places],
+                num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index,
+            ),
+        )  # fmt: skip
     completions = [completion for group in groups for completion in group]
     count_tokens("rollout decode", sum(len(completion.tokens) for completion in completions))
     if same_as is not None and version < CHECKED_VERSIONS and engine.fingerprint() != same_as.fingerprint():

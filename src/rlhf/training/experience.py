@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, PackedBatch, pack, split_by_tokens
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.work_shares import even_limit, share_of
 from rlhf.rollout.types import Completion
 
 
@@ -89,10 +91,17 @@ class RolloutExperience:
         return replace(pack(part.groups), columns=part.columns, token_columns=part.token_columns)
 
     def batches(self, numbers: Sequence[int], *, max_tokens: int) -> list[PackedBatch]:
-        """Some groups in micro-batches of at most ``max_tokens`` distinct tokens."""
-        runs = split_by_tokens([self.groups[n] for n in numbers], max_tokens=max_tokens)
-        bounds = [0, *accumulate(len(run) for run in runs)]
-        return [self.batch(numbers[first:end]) for first, end in pairwise(bounds)]
+        """Some groups in micro-batches of at most ``max_tokens`` distinct tokens; over ranks in as many as all have turns."""
+        return [self.batch(run) for run in self._runs(numbers, max_tokens)]
+
+    def _runs(self, numbers: Sequence[int], max_tokens: int) -> list[Sequence[int]]:
+        """The groups of each micro-batch."""
+        groups = [self.groups[n] for n in numbers]
+        limit = even_limit(
+            lambda tokens: len(split_by_tokens(groups, max_tokens=tokens)), limit=max_tokens, size=current_ranks().size
+        )
+        bounds = [0, *accumulate(len(run) for run in split_by_tokens(groups, max_tokens=limit))]
+        return [numbers[first:end] for first, end in pairwise(bounds)]
 
     def steps(self, order: Sequence[int], *, groups_per_step: int, max_tokens: int) -> Iterator[list[PackedBatch]]:
         """The groups in this order, cut into optimizer steps, each in micro-batches; a last, smaller step is kept."""
@@ -101,9 +110,19 @@ class RolloutExperience:
 
     @torch.no_grad()
     def map(self, function: Callable[[PackedBatch], Tensor], *, max_tokens: int) -> Tensor:
-        """[M] or [S] numbers that ``function`` gives for each micro-batch, in order, on the CPU."""
-        everything = range(len(self.groups))
-        return torch.cat([function(batch).cpu() for batch in self.batches(everything, max_tokens=max_tokens)])
+        """[M] or [S] numbers that ``function`` gives for each micro-batch, in order, on the CPU; ranks share the micro-batches.
+
+        Where weights lie in shards, they must be whole (``rlhf.distributed.sharding.whole_weights``).
+        """
+        ranks, runs = current_ranks(), self._runs(range(len(self.groups)), max_tokens)
+        costs = [sum(self.groups[n].num_tokens for n in run) for run in runs]
+        own = {
+            number: function(self.batch(runs[number])).cpu()
+            for number, counts in share_of(costs, rank=ranks.rank, size=ranks.size)
+            if counts
+        }
+        said = {number: values for part in ranks.gather(own) for number, values in part.items()}
+        return torch.cat([said[number] for number in range(len(runs))])
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists and tensors."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from rlhf.config.hacking import MIN_HELD_OUT, HackingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
-from rlhf.rewards.types import Scorer, ask_scorer
+from rlhf.rewards.types import Scorer
 from rlhf.rollout.engines import exactly
 from rlhf.seeds import derive_seed
 from rlhf.training.inputs import RLInputs
@@ -34,6 +34,7 @@ from rlhf.training.monitoring.hacking.observations import Array
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Rollout
+from rlhf.training.rollouts_over_ranks import score_over_ranks
 
 
 class HackingWatch:
@@ -200,7 +201,7 @@ class HackingWatch:
 
     def _scores(self, scorer: Scorer, rollout: Rollout) -> Array:
         """[n] NaN where there is none."""
-        return np.array(ask_scorer(scorer, rollout.prompts, rollout.completions).scores, dtype=np.float64)
+        return np.array(score_over_ranks(scorer, rollout.prompts, rollout.completions).scores, dtype=np.float64)
 
     def _keep(self, report: HackingReport, samples: Sequence[Mapping[str, Any]], metrics: Metrics) -> None:
         """Log statistics, and put every detector that looked among the findings."""

@@ -127,7 +127,7 @@ class Loop:
             keep_every=config.keep_every,
             identity=identity,
             background=config.save_in_background,
-            writes=self.ranks.is_main,
+            ranks=self.ranks,
         )
 
     def run(self) -> TrainResult:

@@ -155,13 +155,8 @@ def _update(loop: Loop, batches: Sequence[PackedBatch]) -> bool:
     for trained in loop.modules:
         trained.module.train()
     _before_step(loop, batches)
-    totals = Totals.of(batches)
-    for batch in batches:
-        with _precision(loop):
-            loss = loop.algorithm.loss(batch, totals, Metrics())
-        loop.optimizer.backward(loss)
-    for penalty in loop.penalties:
-        loop.optimizer.backward(penalty())
+    if loop.stepper.add_gradients(batches, Metrics()) is not None:
+        return False
     return math.isfinite(loop.algorithm.take_step(loop.optimizer, 0, batches)["grad_norm"])
 
 

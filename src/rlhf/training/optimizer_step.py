@@ -67,16 +67,14 @@ class OptimizerStep:
         Raises:
             TrainingError: Too many steps were not finite.
         """
-        totals, metrics = Totals.of(batches), Metrics()
+        metrics = Metrics()
         for trained in self.modules:
             trained.module.train()
         self._before_step(batches, metrics if self.ranks.is_main else Metrics())
-        wrong = self._add_gradients(batches, totals, metrics)
+        wrong = self.add_gradients(batches, metrics)
         taken: dict[str, float] = {}
         if wrong is None:
-            self._add_penalties(metrics)
             with doing("optimizer"):
-                self._sum_whole_gradients()
                 taken = self.algorithm.take_step(self.optimizer, step, batches)
             if not math.isfinite(taken["grad_norm"]) and not self.optimizer.searches_scale:
                 wrong = ("the norm of the gradient", taken["grad_norm"])
@@ -89,10 +87,16 @@ class OptimizerStep:
             self.average.update()
         return metrics.over(self.ranks).result() | taken | {"tokens": float(sum(b.num_tokens for b in batches))}
 
-    def _add_gradients(
-        self, batches: Sequence[PackedBatch], totals: Totals, metrics: Metrics
-    ) -> tuple[str, float] | None:
-        """Forward and backward of this rank's share; what is not finite on any rank, where all of them stop."""
+    def add_gradients(self, batches: Sequence[PackedBatch], metrics: Metrics) -> tuple[str, float] | None:
+        """Those of a step, penalties included, of all ranks; what is not finite on any rank, where all of them stop."""
+        wrong = self._add_shares(batches, Totals.of(batches), metrics)
+        if wrong is None:
+            self._add_penalties(metrics)
+            self._sum_whole_gradients()
+        return wrong
+
+    def _add_shares(self, batches: Sequence[PackedBatch], totals: Totals, metrics: Metrics) -> tuple[str, float] | None:
+        """Forward and backward of this rank's share."""
         costs = [batch.num_tokens for batch in batches]
         for index, counts in share_of(costs, rank=self.ranks.rank, size=self.ranks.size):
             batch = batches[index]
@@ -118,7 +122,8 @@ class OptimizerStep:
         for penalty in self.penalties:
             loss = penalty()
             metrics.total(f"loss/{penalty.name}", loss)
-            self.optimizer.backward(loss)
+            if loss.requires_grad:  # a rank may have nothing to count
+                self.optimizer.backward(loss)
 
     def _loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         with doing("forward", tokens=batch.num_tokens), mixed_precision(self.autocast, self.optimizer.device):

@@ -6,7 +6,7 @@ checkpoint. Nothing of them is saved, because the same start, rows and seed give
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from rlhf.config.regularizers import FisherTargets
 from rlhf.data.pack import Group, pack
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.sharding import is_shard, like, part
 from rlhf.errors import ConfigError
 from rlhf.losses import DiagonalFisher, ewc_penalty, l2_penalty
 from rlhf.models.policy import PolicyModel
@@ -39,7 +41,8 @@ class DistanceFromStart:
 
     def __call__(self) -> Tensor:
         """See ``rlhf.training.algorithm.Penalty``."""
-        return self.coef * l2_penalty(self.parameters, self.start)
+        own = _counted_here(self.parameters)
+        return self.coef * l2_penalty(own, _as_parts(self.start, own)) if own else torch.zeros(())
 
 
 def distance_from_start(modules: Sequence[TrainedModule], coef: float) -> list[DistanceFromStart]:
@@ -86,13 +89,17 @@ class ElasticWeightConsolidation:
                 f"Elastic weight consolidation has the weight {coef}; below 0 it would drive weights away."
             )
         self.coef = coef
-        self.parameters = dict(policy.trainable_parameters())
-        self.anchors = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.policy = policy
+        self.anchors = {name: p.detach().clone() for name, p in policy.trainable_parameters().items()}
         self.fisher = diagonal_fisher(policy, rows, targets=targets, seed=seed)
 
     def __call__(self) -> Tensor:
         """See ``rlhf.training.algorithm.Penalty``."""
-        return self.coef * ewc_penalty(self.parameters, self.anchors, self.fisher)
+        parameters = self.policy.trainable_parameters()  # others than at first where they lie in shards now
+        self.anchors = {name: like(self.anchors[name], p) for name, p in parameters.items()}
+        self.fisher = {name: like(self.fisher[name], p) for name, p in parameters.items()}
+        own = _counted_here(parameters)
+        return self.coef * ewc_penalty(own, _as_parts(self.anchors, own), _as_parts(self.fisher, own))
 
 
 def diagonal_fisher(
@@ -130,3 +137,13 @@ def diagonal_fisher(
                 batch = replace(batch, score_token=drawn)
             fisher.add_row(-policy.score(batch).logprobs.sum(), parameters)
     return fisher.mean()
+
+
+def _counted_here(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This rank's part of what lies in shards, with its gradient; of what every rank has whole, rank 0 counts all."""
+    is_main = current_ranks().is_main
+    return {name: part(p) for name, p in parameters.items() if is_main or is_shard(p)}
+
+
+def _as_parts(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: part(tensors[name]) for name in names}

@@ -48,7 +48,6 @@ class ProcessRewardModelTrainer(OfflineTrainer[ProcessRewardModel, ProcessReward
     name = "prm"
     config_class = ProcessRewardModelConfig
     model_kind = "process_reward_model"
-    trains_over_ranks = False
 
     @override
     def prepare(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from rlhf.data.pack import Group, pack, split_by_tokens
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.work_shares import share_of
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import nll_loss, token_mean
 from rlhf.models.policy import PolicyModel
@@ -57,7 +59,8 @@ class LanguageModelTerm:
         return [self.rows[number] for number in self.order.take(step * count, count)]
 
     def losses(self, policy: PolicyModel, rows: Sequence[Group], *, max_tokens: int) -> Iterator[Tensor]:
-        """The term in parts that add up to it, one for each micro-batch, so that only one has its graph at a time.
+        """The term in parts that add up to it, one for each micro-batch, so that only one has its graph at a time; of several ranks each
+        has its own parts, and all as many.
 
         Args:
             policy: Who learns.
@@ -66,6 +69,8 @@ class LanguageModelTerm:
         """
         batches = [pack(run) for run in split_by_tokens(rows, max_tokens=max_tokens)]
         num_tokens = sum(batch.num_scored for batch in batches)
-        for batch in batches:
-            logprobs = policy.score(batch.to(policy.device)).logprobs
-            yield self.coef * token_mean(nll_loss(logprobs), num_tokens=num_tokens)
+        ranks, costs = current_ranks(), [batch.num_tokens for batch in batches]
+        for number, counts in share_of(costs, rank=ranks.rank, size=ranks.size):
+            logprobs = policy.score(batches[number].to(policy.device)).logprobs
+            loss = self.coef * token_mean(nll_loss(logprobs), num_tokens=num_tokens)
+            yield loss if counts else loss * 0.0

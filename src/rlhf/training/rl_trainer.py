@@ -51,7 +51,13 @@ from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollouts import Gathered, Judged, Rollout, measure_rollout, rollout_rows, shaped_scores
 from rlhf.training.row_order import Cycle, permutation
 from rlhf.training.sampler_checks import SamplerChecks
-from rlhf.training.sharded_training import check_over_ranks
+from rlhf.training.sharded_training import (
+    check_over_ranks,
+    choose_paths,
+    in_shards,
+    models_of_rollouts,
+    on_whole_weights,
+)
 
 
 class RLTrainer(RLObjective[RLConfigT], ABC):
@@ -66,7 +72,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     name = "rl"
     config_class: ClassVar[type[BaseConfig]] = RLConfig
-    trains_over_ranks: ClassVar[bool] = False
+    trains_over_ranks: ClassVar[bool] = True
     needs_scorer: ClassVar[bool] = True
     """Whether anything is learned from scores."""
 
@@ -92,7 +98,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.prompts = inputs.prompts
         self.reference = inputs.reference
         self.eval_prompts = inputs.eval_prompts[: config.evaluation.limit]
-        self.log = inputs.log or TrainingLogger()
+        self.log = (inputs.log if current_ranks().is_main else None) or TrainingLogger()
         self.penalties: list[Penalty] = []
         """Terms of the loss in addition to the completions'; to be appended to before training."""
         self.controller = build_kl_controller(config.kl)
@@ -124,9 +130,13 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     def train(self) -> TrainResult:
         """Train to the end, from the newest checkpoint where there is one."""
-        check_over_ranks(self, self.config, current_ranks())
+        ranks = current_ranks()
+        check_over_ranks(self, self.config, ranks)
+        if ranks.size > 1:
+            choose_paths(self)
         try:
-            return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
+            with in_shards(models_of_rollouts(self), ranks):
+                return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
         finally:
             self.collector.close()
 
@@ -161,7 +171,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             for loss in term.losses(self.policy, rows, max_tokens=self.config.microbatch_tokens):
                 optimizer.backward(loss)
                 parts.append(float(loss.detach()))
-        return {f"loss/{term.name}": math.fsum(parts)}
+        return {f"loss/{term.name}": math.fsum(part for parts in current_ranks().gather(parts) for part in parts)}
 
     @abstractmethod
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
@@ -171,6 +181,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """This micro-batch's part of the step's loss."""
 
+    @on_whole_weights
     def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
         """One rollout with scores, reference log-probabilities and whatever credit the algorithm gives."""
         # 1. Sample from the policy as it is now, and score.
@@ -333,6 +344,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         limit = self.config.stop_at_kl
         return limit is not None and metrics[f"{self.name}/kl_mean"] > limit
 
+    @on_whole_weights
     def evaluate(self) -> dict[str, float]:
         """Score, KL to the reference (nats per sequence; also to the first one, where it moves), length and share of ended completions
         on held-out prompts, and what ``evaluation`` asks for."""

@@ -14,12 +14,13 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError
 from rlhf.formatting import percentage
 from rlhf.losses import overlong_penalty, segment_count
-from rlhf.rewards.types import Scorer, ScoreResult, ask_scorer, sample_name
+from rlhf.rewards.types import Scorer, ScoreResult, sample_name
 from rlhf.rollout.types import Completion
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.alarms import SHOWN
 from rlhf.training.monitoring.guards import repetition
+from rlhf.training.rollouts_over_ranks import score_over_ranks
 
 LARGEST_SCORE = 1e15
 """Squares of scores, summed over a rollout, must stay within float32, which ends at 3e38."""
@@ -124,7 +125,7 @@ def judge_rollout(
         RewardError: Too many completions got no score, or the scorer gave another number of them.
     """
     with doing("reward", tokens=rollout.experience.num_tokens):
-        scored = ask_scorer(scorer, rollout.prompts, rollout.completions)
+        scored = score_over_ranks(scorer, rollout.prompts, rollout.completions)
     for component, verdicts in scored.per_component.items():
         metrics.mean(f"reward/{component}", torch.tensor([v for v in verdicts if v is not None], dtype=torch.float32))
     scores = torch.tensor(scored.scores, dtype=torch.float32)

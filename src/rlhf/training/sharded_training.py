@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedModel
 
 from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
-from rlhf.distributed.ranks import Ranks
-from rlhf.distributed.sharding import unshard
+from rlhf.distributed.ranks import Ranks, current_ranks
+from rlhf.distributed.sharding import unshard, whole_weights
 from rlhf.errors import ConfigError
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reference import ReferenceModel
+from rlhf.models.scalar_model import ScalarModel
 from rlhf.models.sharded_models import shard_model
-from rlhf.training.optim import TrainedModule
+from rlhf.rollout.requests import rows_to_check
+from rlhf.training.penalties import ElasticWeightConsolidation
+
+ResultT = TypeVar("ResultT")
 
 
 def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
@@ -29,8 +37,10 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
     refused = refused_settings(config)
     if not algorithm.trains_over_ranks:
         refused.append("this kind of training")
-    if algorithm.penalties:
-        refused.append("penalties on the weights")
+    if any(not isinstance(penalty, ElasticWeightConsolidation) for penalty in algorithm.penalties):
+        refused.append("penalties of one's own on the weights")
+    if algorithm.may_restore:
+        refused.append("detectors that restore")
     if any(trained.device.type != "cpu" for trained in algorithm.modules()):
         refused.append("a device other than the CPU")
     if refused:
@@ -41,7 +51,7 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 
 @contextmanager
-def in_shards(modules: Sequence[TrainedModule], ranks: Ranks) -> Iterator[None]:
+def in_shards(models: Sequence[nn.Module], ranks: Ranks) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
     Small modules without layers stay whole on every rank.
@@ -49,8 +59,46 @@ def in_shards(modules: Sequence[TrainedModule], ranks: Ranks) -> Iterator[None]:
     if ranks.size == 1:
         yield
         return
-    models = [t.module for t in modules if isinstance(t.module, PreTrainedModel | PeftModel)]
-    roots = [shard_model(model) for model in models]
+    networks = [network for model in models for network in _networks(model)]
+    roots = [shard_model(network) for network in networks if isinstance(network, PreTrainedModel | PeftModel)]
     yield
     for root in roots:
         unshard(root)
+
+
+def on_whole_weights(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    """A method of a trainer that samples, during which every rank has the whole weights, to sample and to score as it likes."""
+
+    @functools.wraps(method)
+    def run(trainer: Any, *args: Any) -> ResultT:
+        if current_ranks().size == 1:
+            return method(trainer, *args)
+        with whole_weights(models_of_rollouts(trainer)):
+            return method(trainer, *args)
+
+    return run
+
+
+def models_of_rollouts(trainer: Any) -> list[nn.Module]:
+    """What a trainer that samples trains, and its reference where no step asks that."""
+    models = [trained.module for trained in trainer.modules()]
+    kl, reference = trainer.config.kl, trainer.reference
+    copied = reference.copy if isinstance(reference, ReferenceModel) else reference
+    asked_in_steps = kl.where == "loss" and kl.estimator == "exact"
+    if isinstance(copied, PolicyModel) and copied is not trainer.policy and not asked_in_steps:
+        models.append(copied)
+    return models
+
+
+def choose_paths(trainer: Any) -> None:
+    """Those of policy and critic by the same rows on every rank; in a process by itself the first batch decides."""
+    rows = rows_to_check(trainer.prompts)
+    for model in (trainer.policy, trainer.inputs.value_model):
+        if model is not None and model.choice is None and not getattr(model, "is_shared", False):
+            model.choose_path(rows)
+
+
+def _networks(module: nn.Module) -> Sequence[nn.Module]:
+    if isinstance(module, PolicyModel):
+        return [module.model]
+    return module.networks if isinstance(module, ScalarModel) else [module]

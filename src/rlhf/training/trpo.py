@@ -45,6 +45,7 @@ class TRPOTrainer(PPOTrainer):
     """
 
     name = "trpo"
+    trains_over_ranks = False
     config_class = TRPOConfig
 
     config: TRPOConfig

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rlhf.distributed.ranks import current_ranks, launched_ranks
-from rlhf.errors import DataError, TrainingError
+from rlhf.errors import DataError, InterruptedRun, TrainingError
 from tests.fixtures.two_ranks import run_over_ranks
 
 
@@ -49,3 +49,18 @@ def test_a_rank_that_is_killed_ends_all_within_seconds(tmp_path):
     main, other = run_over_ranks(talk_and_fail, "dies", folder=tmp_path)
     assert isinstance(main, TrainingError)
     assert other is None
+
+
+def fail_and_be_stopped() -> str:
+    """A rank that fails, and is told to end while it says so, because another one failed of the same."""
+    ranks = current_ranks()
+    own = DataError(f"rank {ranks.rank}: no prompt")
+    assert ranks.named(own) is own
+    ranks.gather(None)
+    return str(ranks.named(InterruptedRun("Stopped by SIGTERM.")))
+
+
+@pytest.mark.slow
+def test_a_signal_that_follows_a_failure_does_not_hide_it(tmp_path):
+    for message in run_over_ranks(fail_and_be_stopped, folder=tmp_path):
+        assert "no prompt" in message

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf.config.rewards import RewardSpec
 from rlhf.config.training_stages import PPOStage, TRPOStage, VAPOStage
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ConfigError
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
@@ -21,7 +22,7 @@ def run_with_critic(stage: Any, at: StageContext) -> StageOutcome:
     policy, prompts = open_policy_and_prompts(stage, at)
     critic = _build_critic(stage, policy, at, seed=seed_of(stage.seed))
     outcome = train_rl(stage, at, policy, prompts, value_model=critic)
-    if stage.save_critic:
+    if stage.save_critic and current_ranks().is_main:
         critic.save_pretrained(
             at.folder / "critic", card={"summary": f"The critic of the {stage.kind} stage {at.name}."}
         )

@@ -8,6 +8,7 @@ from rlhf.config.training_stages import ProcessRewardStage
 from rlhf.data.datasets import PreferenceDataset, StepwiseDataset
 from rlhf.data.message_text import counted
 from rlhf.data.streaming import StreamingPreferenceDataset, StreamingStepwiseDataset
+from rlhf.distributed.ranks import current_ranks
 from rlhf.evaluation.intervals import Estimate
 from rlhf.evaluation.process_quality import ProcessQuality, process_quality
 from rlhf.evaluation.records import SCHEMA
@@ -43,7 +44,8 @@ def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
         accuracy = f"held-out accuracy {metrics['eval/accuracy']:.3f}"
     elif held_out is not None:
         quality = judge_steps(model, held_out, seed=seed)
-        write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "process_reward_model": quality.to_dict()})
+        if current_ranks().is_main:
+            write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "process_reward_model": quality.to_dict()})
         metrics |= {"eval/first_wrong": quality.first_wrong.value, "eval/sound": quality.sound.value}
         metrics |= {"eval/f1": quality.f1.value, "eval/f1_low": quality.f1.low, "eval/f1_high": quality.f1.high}
         accuracy = (

@@ -1,0 +1,98 @@
+"""Rollouts of several ranks: each samples and judges its share of the prompts, and all of them know the whole.
+
+What ranks exchange are ids and numbers, so everything behind it (advantages, penalties, curricula, the cut into steps) is computed by
+every rank from the same values and needs no collective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rlhf.data.contracts import Prompt
+from rlhf.distributed.ranks import current_ranks
+from rlhf.errors import InterruptedRun
+from rlhf.rewards.types import CompletionLike, Scorer, ScoreResult, ask_scorer
+
+ResultT = TypeVar("ResultT")
+
+
+def places_of_rank(ids: Sequence[str], *, rank: int, size: int) -> list[int]:
+    """Which places of a rollout are a rank's: the prompts in turn, and all places of a prompt together.
+
+    Siblings stay together for whoever compares them, and so do prompts that are asked twice, whose samples are counted on.
+
+    Args:
+        ids: Of the prompt at each place.
+        rank: From 0 to ``size - 1``.
+        size: Ranks.
+    """
+    number = {prompt: turn for turn, prompt in enumerate(dict.fromkeys(ids))}
+    return [place for place, prompt in enumerate(ids) if number[prompt] % size == rank]
+
+
+def ask_over_ranks(ids: Sequence[str], ask: Callable[[Sequence[int]], Sequence[ResultT]]) -> list[ResultT]:
+    """What ``ask`` gives for each place, whichever rank was asked.
+
+    Args:
+        ids: Of the prompt at each place.
+        ask: Places -> one value for each; not called where a rank has none.
+    """
+    ranks = current_ranks()
+    own = places_of_rank(ids, rank=ranks.rank, size=ranks.size)
+    given = dict(zip(own, ask(own), strict=True)) if own else {}
+    known = {place: value for part in ranks.gather(given) for place, value in part.items()}
+    return [known[place] for place in range(len(ids))]
+
+
+def score_over_ranks(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
+    """Ask a scorer; each rank about the completions of its prompts, or rank 0 about all where a scorer keeps files.
+
+    Raises:
+        RewardError: See ``ask_scorer``.
+        InterruptedRun: A scorer asked to stop on any rank; all of them do.
+    """
+    ranks = current_ranks()
+    if ranks.size == 1:
+        return ask_scorer(scorer, prompts, completions)
+    everything = list(range(len(prompts)))
+    if keeps_files(scorer):
+        own = everything if ranks.is_main else []
+    else:
+        own = places_of_rank([prompt.id for prompt in prompts], rank=ranks.rank, size=ranks.size)
+    result: ScoreResult | None = None
+    stop: str | None = None
+    try:
+        if own:
+            result = ask_scorer(scorer, [prompts[place] for place in own], [completions[place] for place in own])
+    except InterruptedRun as err:
+        stop = str(err)
+    gathered = ranks.gather((own, result, stop))
+    for _, _, reason in gathered:
+        if reason is not None:
+            raise InterruptedRun(reason)
+    return _joined(len(prompts), [(places, result) for places, result, _ in gathered if result is not None])
+
+
+def keeps_files(scorer: Any) -> bool:
+    """Whether a scorer, or a part of it, writes what it was told, so that only one process may ask it."""
+    return getattr(scorer, "keeps_files", False) or any(
+        keeps_files(component.scorer) for component in getattr(scorer, "components", ())
+    )
+
+
+def _joined(count: int, parts: Sequence[tuple[Sequence[int], ScoreResult]]) -> ScoreResult:
+    """Verdicts on parts of ``count`` completions as one."""
+    scores = [math.nan] * count
+    per_component: dict[str, list[float | None]] = {}
+    errors: dict[int, str] = {}
+    for places, result in parts:
+        errors |= {places[place]: reason for place, reason in result.errors.items()}
+        for place, score in zip(places, result.scores, strict=True):
+            scores[place] = score
+        for name, verdicts in result.per_component.items():
+            column = per_component.setdefault(name, [None] * count)
+            for place, verdict in zip(places, verdicts, strict=True):
+                column[place] = verdict
+    return ScoreResult(scores, per_component, dict(sorted(errors.items())))

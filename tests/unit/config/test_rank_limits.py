@@ -1,0 +1,45 @@
+"""What a stage asks for that several ranks can't do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf.config.rank_limits import refused_of_stage
+from rlhf.config.stages import BY_KIND
+
+SFT = {"model": "embedded", "data": "rows.jsonl"}
+ONLINE = {"model": "embedded", "prompts": "rows.jsonl", "reward": "length.py:reward"}
+
+
+def stage(kind: str, **settings: Any) -> Any:
+    inputs = SFT if kind in ("sft", "dpo", "kto", "reward", "prm") else ONLINE
+    return BY_KIND[kind].of({"kind": kind, **inputs, **settings})
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward", "prm", "ppo", "vapo", "grpo", "rloo", "online_dpo"])
+def test_most_kinds_train_over_ranks(kind):
+    assert refused_of_stage(stage(kind)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "refused"),
+    [
+        ("trpo", {}, "kind: trpo"),
+        ("sft", {"compiled": True}, "compiled"),
+        ("prm", {"lm_coef": 0.5}, "lm_coef"),
+        ("grpo", {"async_rollouts": {"max_staleness": 1}}, "async_rollouts"),
+        ("grpo", {"moving_reference": {}}, "moving_reference"),
+        ("ppo", {"engine": "vllm"}, "engine"),
+        ("ppo", {"guards": {"kl": {"limit": 1.0, "action": "restore"}}}, "restore"),
+    ],
+)
+def test_what_is_refused_is_named(kind, settings, refused):
+    (problem,) = refused_of_stage(stage(kind, **settings))
+    assert refused in problem
+
+
+def test_a_stage_that_trains_nothing_is_that_of_rank_0():
+    world = BY_KIND["world"].of({"kind": "world"})
+    assert refused_of_stage(world) == []

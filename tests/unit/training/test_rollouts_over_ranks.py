@@ -1,0 +1,101 @@
+"""Who samples and judges which prompt, and how the parts become a whole again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rlhf.data.contracts import Prompt
+from rlhf.distributed.ranks import Ranks
+from rlhf.errors import InterruptedRun
+from rlhf.rewards.composite import Component, CompositeReward
+from rlhf.rewards.types import ScoreResult, TextCompletion
+from rlhf.training import rollouts_over_ranks
+from rlhf.training.rollouts_over_ranks import ask_over_ranks, places_of_rank, score_over_ranks
+
+IDS = ["a", "a", "b", "c", "a", "d"]
+
+
+class OneOfTwo(Ranks):
+    """A rank whose other one says what it is given."""
+
+    size = 2
+
+    def __init__(self, rank: int, other: Any) -> None:
+        self.rank, self.other = rank, other
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self.other] if self.is_main else [self.other, value]
+
+
+class Lengths:
+    """Scores a completion by its length; the empty one has no score."""
+
+    name = "length"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def score(self, prompts, completions):
+        self.asked = [completion.text for completion in completions]
+        lengths = [float(len(text)) if text else math.nan for text in self.asked]
+        errors = {place: "it is empty" for place, text in enumerate(self.asked) if not text}
+        return ScoreResult(lengths, {"length": [length or None for length in lengths]}, errors)
+
+
+def rank_is(monkeypatch: pytest.MonkeyPatch, rank: int, other: Any) -> None:
+    monkeypatch.setattr(rollouts_over_ranks, "current_ranks", lambda: OneOfTwo(rank, other))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_each_place_belongs_to_one_rank_and_a_prompt_stays_together(size):
+    shares = [places_of_rank(IDS, rank=rank, size=size) for rank in range(size)]
+    assert sorted(place for share in shares for place in share) == list(range(len(IDS)))
+    assert sum(any(IDS[place] == "a" for place in share) for share in shares) == 1
+    assert max(map(len, shares)) - min(map(len, shares)) <= 3  # "a" is asked three times
+
+
+def test_what_ranks_were_given_is_put_in_order(monkeypatch):
+    rank_is(monkeypatch, 0, {2: "B", 5: "D"})
+    assert places_of_rank(IDS, rank=1, size=2) == [2, 5]
+    assert ask_over_ranks(IDS, lambda places: [IDS[place].upper() for place in places]) == [*"AABCAD"]
+
+
+def test_a_rank_without_prompts_is_not_asked(monkeypatch):
+    rank_is(monkeypatch, 1, {0: "A"})
+    assert ask_over_ranks(["a"], lambda places: pytest.fail(f"asked for {places}")) == ["A"]
+
+
+def test_scores_components_and_errors_of_ranks_are_joined(monkeypatch):
+    prompts, completions = [Prompt(i, [], i) for i in IDS], [TextCompletion(t) for t in ("x", "", "yy", "zzz", "w", "")]
+    theirs = ScoreResult([2.0, math.nan], {"other": [1.0, None]}, {1: "it is empty"})
+    rank_is(monkeypatch, 0, ([2, 5], theirs, None))
+    scorer = Lengths()
+    result = score_over_ranks(scorer, prompts, completions)
+    assert scorer.asked == ["x", "", "zzz", "w"]
+    assert [score for score in result.scores if not math.isnan(score)] == [1.0, 2.0, 3.0, 1.0]
+    assert result.errors == {1: "it is empty", 5: "it is empty"}
+    assert result.per_component["other"] == [None, None, 1.0, None, None, None]
+    assert result.per_component["length"][2] is None
+
+
+def test_a_scorer_that_keeps_files_is_asked_by_rank_0_about_everything(monkeypatch):
+    prompts, completions = [Prompt(i, [], i) for i in IDS], [TextCompletion("x") for _ in IDS]
+    scorer = Lengths()
+    scorer.keeps_files = True
+    inside = CompositeReward([Component(scorer=scorer)])
+    rank_is(monkeypatch, 0, ([], None, None))
+    assert score_over_ranks(inside, prompts, completions).scores == [1.0] * len(IDS)
+    rank_is(monkeypatch, 1, (list(range(len(IDS))), ScoreResult([2.0] * len(IDS)), None))
+    scorer.asked = []
+    assert score_over_ranks(inside, prompts, completions).scores == [2.0] * len(IDS)
+    assert scorer.asked == []
+
+
+def test_a_scorer_that_stops_the_run_on_one_rank_stops_all(monkeypatch):
+    prompts, completions = [Prompt(i, [], i) for i in IDS], [TextCompletion("x") for _ in IDS]
+    rank_is(monkeypatch, 1, ([0, 1, 3, 4], None, "The judge was asked as often as it may."))
+    with pytest.raises(InterruptedRun, match="as often"):
+        score_over_ranks(Lengths(), prompts, completions)
