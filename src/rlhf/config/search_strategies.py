@@ -199,6 +199,10 @@ class MCTSConfig(StrategyConfig):
         return self.name or f"MCTS, cap {self.max_children}"
 
 
+DEFAULT_THRESHOLDS = {"score": 0.5, "vote": 0.95}
+"""Rule of ``confidence_stopping`` -> its threshold; one agreeing sample makes a vote sure to 0.75, so 0.5 would never sample twice."""
+
+
 class ConfidenceStoppingConfig(StrategyConfig):
     """Sample until a score, or a vote, is sure enough."""
 
@@ -207,8 +211,8 @@ class ConfidenceStoppingConfig(StrategyConfig):
     rule: Literal["score", "vote"] = "score"
     """`score`: stop at a completion whose score reaches the threshold, and answer with it; `vote`: stop when the commonest answer is
     surely that (Aggarwal et al. 2023, arXiv:2305.11860)."""
-    threshold: float = 0.5
-    """Of the score, or of the probability that the vote stays."""
+    threshold: float | None = None
+    """Of the score, 0.5 by default; or of the probability that the vote stays, 0.95 by default."""
     max_samples: int = Field(16, ge=1)
     """The cap."""
     min_samples: int = Field(1, ge=1)
@@ -220,9 +224,18 @@ class ConfidenceStoppingConfig(StrategyConfig):
 
     @model_validator(mode="after")
     def _can_be_sure(self) -> Self:
-        if self.rule == "vote" and not 0.5 <= self.threshold < 1:
+        if self.rule == "vote" and not 0.5 <= self.limit < 1:
             raise ValueError(f"threshold is {self.threshold}; a vote is sure with a probability from 0.5 to below 1")
         return self
+
+    @property
+    def limit(self) -> float:
+        """The threshold, or that of the rule."""
+        return self.threshold if self.threshold is not None else DEFAULT_THRESHOLDS[self.rule]
+
+    def keywords(self) -> dict[str, Any]:
+        """With the rule's threshold."""
+        return {**super().keywords(), "threshold": self.limit}
 
     @property
     def needs_reward(self) -> bool:
@@ -237,7 +250,7 @@ class ConfidenceStoppingConfig(StrategyConfig):
     @property
     def title(self) -> str:
         """With rule and cap."""
-        return self.name or f"stop by {self.rule} > {self.threshold:g}, cap {self.max_samples}"
+        return self.name or f"stop by {self.rule} > {self.limit:g}, cap {self.max_samples}"
 
 
 class AdaptiveComputeConfig(StrategyConfig):

@@ -27,6 +27,7 @@ from rlhf.merging.json_file import read_json
 from rlhf.merging.layers import place_of
 from rlhf.merging.lora import CONFIG, PREFIX, WEIGHTS, Adapter
 from rlhf.merging.merge_method import MergeMethod
+from rlhf.merging.merge_plan import DTYPES
 from rlhf.merging.merge_report import REPORT_FILE, MergeReport, by_layer
 from rlhf.merging.method_call import MethodCall
 from rlhf.merging.method_table import method_named
@@ -213,10 +214,14 @@ def _written(
     seconds: float,
 ) -> MergeReport:
     tensors: list[tuple[str, Tensor]] = []
+    wanted = DTYPES[config.out_dtype or config.dtype or "float32"]
     for name, (a, b) in pairs.items():
         part = adapters[0].low_rank[name]
         kind = ("lora_embedding_A", "lora_embedding_B") if part.embedding else ("lora_A.weight", "lora_B.weight")
-        tensors += [(f"{PREFIX}{part.module}.{kind[0]}", a), (f"{PREFIX}{part.module}.{kind[1]}", b)]
+        tensors += [
+            (f"{PREFIX}{part.module}.{kind[0]}", a.to(wanted)),
+            (f"{PREFIX}{part.module}.{kind[1]}", b.to(wanted)),
+        ]
     header, places = laid_out(folder / WEIGHTS, [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors])
     with (folder / WEIGHTS).open("wb") as file:
         file.write(header)

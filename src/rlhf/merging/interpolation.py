@@ -87,7 +87,8 @@ def _modules(first: nn.Module, second: nn.Module, anchors: list[float], others: 
                 f"{name} is {list(parameter.shape)} and {list(other.shape)}; tensors of different shapes are not merged."
             )
         alpha = _alpha(name, counts, anchors, others)
-        mixed = (1 - alpha) * parameter.float() + alpha * other.to(parameter.device).float()
+        working = torch.promote_types(parameter.dtype, torch.float32)
+        mixed = (1 - alpha) * parameter.to(working) + alpha * other.to(parameter.device, working)
         parameter.copy_(mixed)
     return made
 

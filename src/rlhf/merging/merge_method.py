@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -47,6 +48,8 @@ class Parameter:
     required: bool = False
     each: bool = False
     """One value for each tensor (``list[float]``), in contrast to one for all."""
+    is_share: bool = False
+    """From 0 to 1."""
 
     def read(self, value: Any) -> Any:
         """A scalar of the file as the setting's type.
@@ -66,6 +69,10 @@ class Parameter:
                 number = float(value)
             except ValueError:
                 raise ValueError(f"{value!r} is not a number") from None
+            if not math.isfinite(number):
+                raise ValueError(f"{value!r} is not a finite number")
+            if self.is_share and not 0 <= number <= 1:
+                raise ValueError(f"{value!r} is not from 0 to 1")
             if self.kind is int and number != int(number):
                 raise ValueError(f"{value!r} is not a whole number")
             return self.kind(number)
@@ -93,6 +100,8 @@ class MergeMethod:
     """Most of them."""
     title: str = ""
     arxiv: str = ""
+    shares: tuple[str, ...] = ()
+    """Settings that are from 0 to 1."""
     survey: Callable[..., Mapping[str, list[Any]]] | None = None
     """Looks at all tensors before the merge: ``survey(settings, deltas)`` gives keywords with one value of each model, or nothing."""
     by_parts: Callable[[Mapping[str, Any]], bool] = never
@@ -152,7 +161,8 @@ class MergeMethod:
             )
         required = parameter.default is parameter.empty
         return Parameter(
-            parameter.name.removesuffix("_"), parameter.name, inner, choices, None if required else parameter.default, required, each
+            parameter.name.removesuffix("_"), parameter.name, inner, choices, None if required else parameter.default, required, each,
+            is_share=parameter.name in self.shares,
         )  # fmt: skip
 
 

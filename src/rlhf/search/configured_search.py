@@ -14,17 +14,14 @@ from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.functions import load_function
-from rlhf.rewards.model_reward import ModelReward
 from rlhf.rewards.steps import ProcessReward
 from rlhf.rewards.types import Notify, Scorer, listen
 from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 from rlhf.search.answer_key import AnswerOf, answer_reader
 from rlhf.search.contract import Budget, Strategy
 from rlhf.search.critics import check_other_than_critic
-from rlhf.search.result_file import ResultFile
 from rlhf.search.search_helpers import SearchHelpers, build_helpers
 from rlhf.search.search_run import SearchRun, run_search
-from rlhf.search.value_scores import ValueScores
 
 
 def strategy_function(config: StrategyConfig) -> Strategy:
@@ -130,20 +127,9 @@ def search_with(
     if config.needs_reward and scorer is None:
         raise ConfigError(f"The strategy {config.title!r} scores candidates, and nobody does; set reward.")
     helpers = helpers or SearchHelpers()
-    results = None
-    if file is not None:
-        common = {name: getattr(settings, name) for name in SearchSettings.model_fields}
-        known = SearchSettings(**common).model_dump(mode="json", exclude={"budget": {"seconds"}})
-        known |= {
-            "strategy": config.model_dump(mode="json"),
-            "sampling": sampling.model_dump(mode="json"),
-            "seed": seed,
-        }
-        known |= {"policy": engine.fingerprint(), "reward_weights": _weights_of(scorer)}
-        known["critic_identity"] = helpers.critic.identity if helpers.critic is not None else None
-        if isinstance(helpers.value, ValueScores):
-            known["value_weights"] = helpers.value.model.fingerprint()
-        results = ResultFile(file, known)
+    common = {name: getattr(settings, name) for name in SearchSettings.model_fields}
+    known = SearchSettings(**common).model_dump(mode="json", exclude={"budget": {"seconds"}})
+    known["strategy"] = config.model_dump(mode="json")
     return run_search(
         prompts,
         strategy_function(config),
@@ -155,11 +141,7 @@ def search_with(
         separator=separator_of(settings, scorer),
         budget=Budget(**settings.budget.model_dump()),
         seed=seed,
-        file=results,
+        file=file,
+        settings=known,
         progress=progress,
     )
-
-
-def _weights_of(scorer: Scorer | None) -> str | None:
-    """What tells a reward model apart from another in the same folder; None for what has no weights of its own here."""
-    return scorer.model.fingerprint() if isinstance(scorer, ModelReward) else None

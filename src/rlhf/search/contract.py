@@ -268,16 +268,18 @@ class Ask:
 
     def ended(self, candidate: Completion) -> bool:
         """Whether nothing follows: it ended itself, or a limit cut it."""
-        if candidate.finish_reason == "stop":  # by a separator, or by a stop text of the run?
-            return any(text in candidate.text for text in self.sampling.stop) or self._is_full(candidate)
-        return True
+        return candidate.finish_reason != "stop" or self._at_stop_text(candidate) or self._is_full(candidate)
+
+    def _at_stop_text(self, candidate: Completion) -> bool:
+        """Whether a candidate that was stopped ends with a stop text of the run, and not only with a separator of steps."""
+        return any(text in candidate.text for text in self.sampling.stop)
 
     def _is_full(self, candidate: Completion) -> bool:
         return len(candidate.tokens) >= self.sampling.max_new_tokens
 
     def complete(self, candidate: Completion) -> bool:
-        """Whether it came to its own end."""
-        return self.ended(candidate) and not candidate.truncated and candidate.finish_reason != "stop"
+        """Whether it came to its own end, or to a stop text of the run."""
+        return not candidate.truncated and (candidate.finish_reason != "stop" or self._at_stop_text(candidate))
 
     def best(self, candidates: Sequence[Completion], scores: Sequence[float]) -> Choice:
         """The candidate with the highest score; one that came to its own end before one that was cut, and the earlier of equals."""

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.data.contracts import Prompt
 from rlhf.errors import DataError
 from rlhf.files import storage_errors, write_jsonl
 from rlhf.search.contract import SearchResult
+from rlhf.search.search_identity import plain, prompt_identity
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class ResultFile:
@@ -30,25 +32,42 @@ class ResultFile:
 
     def __init__(self, path: Path | str, settings: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        text = json.dumps(settings, sort_keys=True, default=str)
+        text = json.dumps(settings, sort_keys=True, default=plain)
         self._header = {
             "schema": SCHEMA,
             "key": hashlib.sha256(text.encode()).hexdigest()[:16],
             "settings": json.loads(text),
         }
         self.results: dict[str, SearchResult] = {}
+        self._prompts: dict[str, str] = {}
         if self.path.exists():
             self._read()
 
-    def add(self, results: Sequence[SearchResult]) -> None:
-        """Write results to the end, and to the disk."""
+    def of(self, prompts: Sequence[Prompt]) -> dict[str, SearchResult]:
+        """The results that it has of these prompts, by id.
+
+        Raises:
+            DataError: It has one of another prompt that had the id.
+        """
+        for prompt in prompts:
+            if self._prompts.get(prompt.id, prompt_identity(prompt)) != prompt_identity(prompt):
+                raise DataError(
+                    f"{self.path} holds the result of another prompt with the id {prompt.id!r}, whose text or columns differ; give another "
+                    "file, or delete this one."
+                )
+        return {prompt.id: self.results[prompt.id] for prompt in prompts if prompt.id in self.results}
+
+    def add(self, results: Sequence[SearchResult], prompts: Sequence[Prompt]) -> None:
+        """Write results of some of the prompts to the end, and to the disk."""
+        read = {prompt.id: prompt_identity(prompt) for prompt in prompts}
         new = [result for result in results if result.prompt_id not in self.results]
         if not self.path.exists():
             write_jsonl(self.path, [self._header])
         with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             for result in new:
-                file.write(json.dumps(result.to_row(), ensure_ascii=False) + "\n")
-                self.results[result.prompt_id] = result
+                row = {**result.to_row(), "prompt": read[result.prompt_id]}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                self.results[result.prompt_id], self._prompts[result.prompt_id] = result, row["prompt"]
 
     def _read(self) -> None:
         with storage_errors(self.path):
@@ -60,6 +79,10 @@ class ResultFile:
         if header is None:
             self.path.unlink()
             return
+        if header.get("schema") != SCHEMA:
+            raise DataError(
+                f"{self.path} was written by another version of rlhf; give another file, or delete this one."
+            )
         if header.get("key") != self._header["key"]:
             changed = [
                 name
@@ -73,6 +96,7 @@ class ResultFile:
         for number, line in enumerate(lines[1:], 2):
             row = self._parsed(number, line)
             try:
+                self._prompts[str(row["prompt_id"])] = str(row.pop("prompt"))
                 result = SearchResult.from_row(row)
             except (KeyError, TypeError) as err:
                 raise DataError(

@@ -31,6 +31,7 @@ from rlhf.search.critics import AskedCritique
 from rlhf.search.live_search import LiveSearch, Waiting, advance, begin, result_of, stop
 from rlhf.search.result_file import ResultFile
 from rlhf.search.search_helpers import SearchHelpers
+from rlhf.search.search_identity import participants
 from rlhf.search.step_scores import ScoredRow, tokens_read
 
 PROMPTS_AT_ONCE = 64
@@ -72,7 +73,8 @@ def run_search(
     separator: str | None = None,
     budget: Budget | None = None,
     seed: int = 0,
-    file: ResultFile | Path | str | None = None,
+    file: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
     prompts_at_once: int = PROMPTS_AT_ONCE,
     progress: Callable[[int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -93,7 +95,9 @@ def run_search(
         separator: Text that ends a step.
         budget: Limits; none by default.
         seed: Same seed, same answers.
-        file: Finished prompts are added to it, and those that it has are not searched again. A path is opened for these settings.
+        file: Finished prompts are added to it, and those that it has are not searched again. It is refused where anything differs that
+            results depend on.
+        settings: Whatever else that is; JSON.
         prompts_at_once: Searched side by side: a block. Only what strategies share depends on it.
         progress: Called with the number of prompts that are done.
         clock: Seconds, for tests.
@@ -107,15 +111,19 @@ def run_search(
     sampling, budget, arguments = sampling or SamplingConfig(), budget or Budget(), dict(arguments or {})
     helpers = helpers or SearchHelpers()
     _check_ids(prompts)
-    if isinstance(file, str | Path):
+    results_file = None
+    if file is not None:
         known = {
             "strategy": getattr(strategy, "__qualname__", str(strategy)),
             "arguments": arguments,
             "separator": separator,
+            "sampling": sampling.model_dump(mode="json"),
+            "seed": seed,
+            "budget": [budget.policy_tokens, budget.scorer_forwards],
+            **participants(strategy, engine=engine, scorer=scorer, helpers=helpers),
         }
-        known |= {"sampling": sampling.model_dump(mode="json"), "seed": seed, "weights": engine.fingerprint()}
-        file = ResultFile(file, {**known, "budget": [budget.policy_tokens, budget.scorer_forwards]})
-    kept = dict(file.results) if file is not None else {}
+        results_file = ResultFile(file, {**known, **(settings or {})})
+    kept = results_file.of(prompts) if results_file is not None else {}
     start, results = clock(), {}
     shares = bool(getattr(strategy, "shares_between_prompts", False))
     block_runner = _Block(engine, scorer, helpers, budget, seed, start, clock)
@@ -139,8 +147,8 @@ def run_search(
             block_runner.run(lives)
             new = [result_of(live) for live in lives]
             kept |= {result.prompt_id: result for result in new}
-            if file is not None:
-                file.add([result for result in new if result.stopped_by != "seconds"])
+            if results_file is not None:
+                results_file.add([result for result in new if result.stopped_by != "seconds"], block)
         results.update({prompt.id: kept[prompt.id] for prompt in block if prompt.id in kept})
         if progress is not None:
             progress(len(block))
@@ -200,6 +208,8 @@ class _Block:
                 if each.done or not isinstance(each.request, SampleRequest):
                     continue
                 fits = self._fitting(live, each, spent)
+                if spent and (fits is None or fits[1] < each.request.sampling.max_new_tokens):
+                    continue  # the requests before it rarely take what is set aside for them
                 if fits is None:
                     if each.got:  # fewer than asked for; the next request is refused
                         self._answer(each)
@@ -343,6 +353,8 @@ class _Block:
                 if self.budget.policy_tokens is not None and critic.num_models:
                     left = self.budget.policy_tokens - live.ask.cost.policy_tokens - spent
                     limit = min(limit, left // critic.num_models)
+                    if spent and limit < critic.most_tokens:
+                        continue
                     if limit < 1:
                         stop(live, "policy_tokens")
                         break

@@ -190,7 +190,8 @@ def test_the_nearest_level_with_a_value_wins():
 
 @pytest.mark.parametrize(("parameter", "value"), [
     (Parameter("x", "x", bool), 2), (Parameter("x", "x", float), True), (Parameter("x", "x", int), 1.5),
-    (Parameter("x", "x", str, ("l1", "density")), "l2"),
+    (Parameter("x", "x", str, ("l1", "density")), "l2"), (Parameter("x", "x", float), float("nan")),
+    (Parameter("x", "x", float, is_share=True), 50), (Parameter("x", "x", float, is_share=True), -0.5),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_refused(parameter, value):
     with pytest.raises(ValueError, match=str(value)):

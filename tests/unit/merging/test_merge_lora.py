@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf.errors import ConfigError, ModelError
@@ -150,6 +151,15 @@ def test_other_methods_are_cut_to_a_rank_and_say_what_is_lost(parents, tmp_path)
         losses.append(sum(row["lost"] for row in report.tensors))
         assert PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(parents["base"]), tmp_path / str(rank))
     assert losses[0] > losses[1] > 1e-3 > losses[2]
+
+
+def test_a_merged_adapter_has_the_type_that_the_file_asks_for(parents, tmp_path):
+    ModelMerger(adapters_of(parents, "linear", 1.0, 1.0, dtype="bfloat16")).merge(tmp_path / "out")
+    saved = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    ModelMerger(adapters_of(parents, "linear", 1.0, 1.0)).merge(tmp_path / "plain")
+    for name, tensor in load_file(tmp_path / "plain" / "adapter_model.safetensors").items():
+        assert torch.equal(saved[name], tensor.to(torch.bfloat16))
 
 
 def test_adapters_of_other_bases_or_targets_are_not_merged_with_each_other(parents, tmp_path):

@@ -179,6 +179,13 @@ def test_a_misspelled_setting(two):
     assert "'density'" in refused(two, ConfigError, parameters={"densty": 0.5})
 
 
+@pytest.mark.parametrize("method", ["ties", "dare_linear", "dare_ties"])
+def test_a_density_that_is_no_share(llama, method):
+    tree = merge_tree(method, {llama["a"]: {"weight": 1, "density": 50}}, base_model=llama["base"])
+    with pytest.raises(ConfigError, match=r"density.*from 0 to 1"):
+        plan_of(tree)
+
+
 def test_a_setting_of_another_method_is_a_line(two):
     plan = plan_of(merge_tree("task_arithmetic", {two["a"]: {"weight": 1, "density": 0.5}}, base_model=two["base"]))
     assert [note for note in plan.notes if "density" in note]

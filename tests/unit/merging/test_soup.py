@@ -127,3 +127,9 @@ def test_what_can_not_be_interpolated(tmp_path):
         layer_wise_interpolation(a, torch.nn.Linear(2, 2), 0.5)  # type: ignore[call-overload]
     with pytest.raises(ModelError, match="weight"):
         layer_wise_interpolation(torch.nn.Linear(2, 2), torch.nn.Linear(3, 2), 0.5)
+
+
+def test_modules_in_float64_are_interpolated_in_float64():
+    one, two = (torch.nn.Linear(3, 2).double() for _ in range(2))
+    made = layer_wise_interpolation(one, two, 0.25)
+    assert torch.equal(made.weight, 0.75 * one.weight + 0.25 * two.weight)

@@ -8,7 +8,10 @@ import pytest
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ConfigError, DataError
+from rlhf.rewards.functions import FunctionReward, load_function
+from rlhf.search.answer_key import answer_reader
 from rlhf.search.contract import Budget, BudgetSpent
+from rlhf.search.search_identity import code_identity
 from rlhf.search.search_run import run_search
 from rlhf.search.strategies.highest_score import best_of_n
 from rlhf.search.strategies.single_sample import single_sample
@@ -68,6 +71,18 @@ def test_no_token_is_sampled_beyond_the_budget(limit):
         assert all(result.cost.policy_tokens == min(limit, 28) for result in run.results)
 
 
+def test_requests_side_by_side_do_not_use_up_the_budget_by_what_they_might_take():
+    """Each of four beams may sample 4 x 7 tokens and takes 4 x 2: room for all of them is no reason to stop at half of the budget."""
+    how = {"strategy": beam, "arguments": {"width": 4, "samples": 4}}
+    free = search(**how).results
+    enough = max(result.cost.policy_tokens for result in free) + SAMPLING.max_new_tokens
+    bounded = search(**how, budget=Budget(policy_tokens=enough)).results
+    assert [result.stopped_by for result in bounded] == [None] * len(PROMPTS)
+    assert all(result.cost.policy_tokens <= enough for result in bounded)
+    short = search(**how, budget=Budget(policy_tokens=20)).results
+    assert [result.cost.policy_tokens for result in short] == [20] * len(PROMPTS)
+
+
 def test_no_more_is_scored_than_the_budget_allows():
     run = search(budget=Budget(scorer_forwards=2), arguments={"num_samples": 4})
     for result in run.results:
@@ -122,6 +137,47 @@ def test_results_of_other_settings_are_refused(tmp_path):
     search(file=file)
     with pytest.raises(DataError, match="seed"):
         search(file=file, seed=4)
+
+
+def shorter(prompts, completions):
+    return [-float(len(completion)) for completion in completions]
+
+
+def longer(prompts, completions):
+    return [float(len(completion)) for completion in completions]
+
+
+def test_results_of_another_reward_are_refused(tmp_path):
+    file = tmp_path / "results.jsonl"
+    search(file=file, scorer=FunctionReward(shorter, in_process=True))
+    search(file=file, scorer=FunctionReward(shorter, in_process=True))
+    with pytest.raises(DataError, match="reward_identity"):
+        search(file=file, scorer=FunctionReward(longer, in_process=True))
+
+
+def test_the_result_of_another_prompt_with_the_same_id_is_refused(tmp_path):
+    file = tmp_path / "results.jsonl"
+    search(file=file, prompts=[prompt("p0", "012")])
+    with pytest.raises(DataError, match="p0"):
+        search(file=file, prompts=[prompt("p0", "210")])
+
+
+def test_results_of_a_strategy_that_was_edited_are_refused(tmp_path):
+    file, code = tmp_path / "results.jsonl", tmp_path / "mine.py"
+    text = "def mine(ask):\n    (only,) = yield ask.sample(1)\n    return only\n"
+    code.write_text(text)
+    search(load_function(f"{code}:mine"), file=file)
+    code.write_text(text + "# edited\n")
+    with pytest.raises(DataError, match="strategy_code"):
+        search(load_function(f"{code}:mine"), file=file)
+
+
+def test_what_a_vote_compares_is_the_same_in_another_process():
+    """A function made by another one is told by what it has from it, not by its place in memory."""
+    readers = [answer_reader(pattern=pattern) for pattern in (r"A(\d)", r"A(\d)", r"B(\d)")]
+    one, again, other = map(code_identity, readers)
+    assert one == again != other
+    assert code_identity(answer_reader()) != code_identity(answer_reader(where=["boxed"]))
 
 
 @pytest.mark.parametrize("line", ["[]", "{", '{"prompt_id": "p0"}'])

@@ -41,6 +41,7 @@ DARE_LINEAR = MergeMethod(
     least=0,
     title="DARE, linear",
     arxiv="2311.03099",
+    shares=("density",),
     by_parts=always,
     prepare=drops,
     held_bytes=1,

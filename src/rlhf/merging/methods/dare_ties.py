@@ -38,6 +38,7 @@ DARE_TIES = MergeMethod(
     least=0,
     title="DARE, TIES",
     arxiv="2311.03099",
+    shares=("density",),
     by_parts=always,
     prepare=drops,
     held_bytes=1,

@@ -56,6 +56,7 @@ TIES = MergeMethod(
     title="TIES",
     arxiv="2306.01708",
     survey=_Survey(),
+    shares=("density",),
     by_parts=always,
     prepare=cuts,
     held_bytes=4,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from scipy.special import betainc
 
+from rlhf.config.search_strategies import DEFAULT_THRESHOLDS
 from rlhf.errors import ConfigError
 from rlhf.rollout.types import Completion
 from rlhf.search.answer_key import AnswerOf
@@ -68,7 +69,7 @@ def confidence_stopping(
     ask: Ask,
     *,
     rule: Rule = "score",
-    threshold: float = 0.5,
+    threshold: float | None = None,
     max_samples: int = 16,
     min_samples: int = 1,
     samples_at_once: int = 1,
@@ -79,7 +80,7 @@ def confidence_stopping(
     Args:
         ask: The prompt.
         rule: As of ``ConfidenceBasedStopping``.
-        threshold: Likewise.
+        threshold: Likewise; by default that of the rule, 0.5 for ``score`` and 0.95 for ``vote``.
         max_samples: The cap.
         min_samples: Never stop before.
         samples_at_once: Sampled between two looks.
@@ -90,7 +91,8 @@ def confidence_stopping(
     """
     if rule == "vote" and answer_of is None:
         raise ConfigError("A vote needs to know what two completions have in common; give answer_of.")
-    stopping = ConfidenceBasedStopping(rule, threshold=threshold, min_samples=min_samples)
+    limit = DEFAULT_THRESHOLDS[rule] if threshold is None else threshold
+    stopping = ConfidenceBasedStopping(rule, threshold=limit, min_samples=min_samples)
     candidates: list[Completion] = []
     scores: list[float] = []
     answers: list[str | None] = []

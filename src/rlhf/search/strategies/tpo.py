@@ -16,7 +16,7 @@ def tpo(ask: Ask, *, samples: int = 5, iterations: int = 2, revision: RevisionCo
 
     Loss and gradient are texts, and no weight changes. Every sample stays in the pool, so the best never gets worse.
 
-    Source: Li et al. 2025, section 3, arXiv:2501.12895, whose critic is the policy itself.
+    Source: Li et al. 2025, section 4, arXiv:2501.12895, whose critic is the policy itself.
 
     Args:
         ask: The prompt.

@@ -116,7 +116,10 @@ def mcts(
     since_commit = expansions = outside = 0
     while expansions < max_expansions and root.open(limits):
         paths = _select_leaves(root, min(leaves_at_once, max_expansions - expansions), exploration, limits)
-        groups = yield [ask.sample(samples, prefix=path[-1].candidate, step=True) for path in paths]
+        groups = yield [
+            ask.sample(min(samples, max(max_children - path[-1].num_sampled, 1)), prefix=path[-1].candidate, step=True)
+            for path in paths
+        ]
         new = [_new_steps(path[-1], group) for path, group in zip(paths, groups, strict=True)]
         scores = yield [ask.score(group) for group in new]
         nodes = [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlhf.config.policy import SamplingConfig
+from rlhf.config.search_strategies import ConfidenceStoppingConfig
 from rlhf.errors import ConfigError
-from rlhf.search.contract import Budget
+from rlhf.search.contract import Ask, Budget
 from rlhf.search.search_run import run_search
 from rlhf.search.strategies.adaptive_compute import AdaptiveComputeAllocator, adaptive_compute
 from rlhf.search.strategies.confidence_stopping import (
@@ -57,6 +60,24 @@ def test_a_completion_that_was_cut_is_taken_last():
         sampling=SamplingConfig(max_new_tokens=7), budget=Budget(policy_tokens=15),
     ).results  # fmt: skip
     assert not result.completion.truncated  # the third, of one token, would have had the highest score by luck at most
+
+
+def test_what_ends_at_the_run_s_own_stop_text_is_complete_and_a_step_is_not():
+    sampling = SamplingConfig(max_new_tokens=70, stop=["."])
+    ask = Ask(PROMPTS[0], sampling=sampling, separator=";", seed=0)
+    whole, step = (replace(completion("p", i, text), finish_reason="stop") for i, text in enumerate(["1;2.", "1;"]))
+    assert [ask.ended(whole), ask.complete(whole)] == [True, True]
+    assert [ask.ended(step), ask.complete(step)] == [False, False]
+    ask.candidates, ask.scores = {0: whole, 1: step}, {0: 0.1, 1: 0.9}
+    assert ask.best_so_far().completion is whole
+
+
+def test_a_tree_search_samples_no_more_steps_of_a_node_than_its_cap():
+    for result in search(mcts, engine=DigitEngine("3"), samples=2, max_children=3, widen_below=1.0):
+        first = [
+            len(event["candidates"]) for event in result.trace if event["did"] == "sampled" and event["from"] is None
+        ]
+        assert sum(first) <= 3
 
 
 @pytest.mark.parametrize(
@@ -211,3 +232,12 @@ def test_wrong_settings_are_refused():
         ConfidenceBasedStopping("vote", threshold=0.2)
     with pytest.raises(ConfigError):
         AdaptiveComputeAllocator("length")
+
+
+def test_a_vote_without_a_threshold_is_not_decided_by_its_first_sample():
+    config = ConfidenceStoppingConfig(rule="vote")
+    results = search(confidence_stopping, engine=DigitEngine("2"), **config.keywords(), answer_of=last_digit)
+    assert {len(result.trace) - 1 for result in results} == {4}  # 1 - 0.5^5 is the first above 0.95
+    bare = search(confidence_stopping, rule="vote", answer_of=last_digit, engine=DigitEngine("2"))
+    assert [result.cost.policy_tokens for result in bare] == [result.cost.policy_tokens for result in results]
+    assert ConfidenceStoppingConfig().keywords()["threshold"] == 0.5
