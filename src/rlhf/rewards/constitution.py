@@ -13,7 +13,7 @@ from rlhf.rewards.composite import Component, ask_components
 from rlhf.rewards.types import CompletionLike, OnError, RewardContext, Scorer, ScoreResult, sample_name
 
 if TYPE_CHECKING:
-    from rlhf.config.rewards import ConstitutionRewardConfig
+    from rlhf.config.constitution import ConstitutionRewardConfig
 
 Combination = Literal["sum", "min"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlhf.config.rewards import Combine
+from rlhf.config.learned_rewards import Combine
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, check_type, look_up
 from rlhf.rewards.composite import Component, ask_components, distinct_names, standardized

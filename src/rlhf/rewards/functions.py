@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
+from rlhf.config.base import FUNCTION
+from rlhf.config.function_reward import FunctionRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, kind_of, text_of
 from rlhf.rewards.checked_values import NONE_ALONE, checked, refusal, refuse, score_result

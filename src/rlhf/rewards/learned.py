@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf.config.rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
+from rlhf.config.learned_rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import check_type, look_up

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.config.rewards import ServiceRewardConfig
+from rlhf.config.service_reward import ServiceRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, look_up
 from rlhf.rewards.background import run_async

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf.config.rewards import ProcessRewardConfig
+from rlhf.config.learned_rewards import ProcessRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution

@@ -111,12 +111,12 @@ class Look:
     @staticmethod
     def _buckets(snapshot: Snapshot, name: str) -> dict[float, float]:
         """Upper bound -> how many were not above it, in the order of the bounds."""
-        found = {
+        buckets = {
             float(dict(labels)["le"]): value
             for (sample, labels), value in snapshot.items()
             if sample == f"{name}_bucket"
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(buckets.items()))
 
 
 def _quantiles(buckets: Mapping[float, float]) -> dict[str, Any]:

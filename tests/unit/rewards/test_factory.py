@@ -8,7 +8,8 @@ import typing
 import pytest
 from pydantic import TypeAdapter
 
-from rlhf.config.rewards import REWARD_KINDS, RewardSpec, ServiceRewardConfig
+from rlhf.config.rewards import REWARD_KINDS, RewardSpec
+from rlhf.config.service_reward import ServiceRewardConfig
 from rlhf.errors import ConfigError, RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel

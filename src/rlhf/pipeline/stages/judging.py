@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
+from rlhf.config.function_reward import FunctionRewardConfig
+from rlhf.config.rewards import RewardSpec
 from rlhf.data.contracts import Prompt
 from rlhf.evaluation.judges import Judge, judge_completions, judge_name, load_judge
 from rlhf.pipeline.stages.context import StageContext, resolved_reward

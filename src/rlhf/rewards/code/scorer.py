@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from rlhf.config.rewards import CodeRewardConfig
+from rlhf.config.verifier_rewards import CodeRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rewards.checked_values import refuse
 from rlhf.rewards.code.cases import Case, TestsError, cases_of

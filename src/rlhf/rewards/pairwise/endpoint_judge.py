@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.config.judges import EndpointJudgeConfig
+from rlhf.config.judge_types.endpoint_judge import EndpointJudgeConfig
 from rlhf.data.message_text import counted
 from rlhf.errors import BudgetError, ConfigError
 from rlhf.rewards.background import run_async

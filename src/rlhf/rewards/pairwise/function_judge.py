@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf.config.judges import REWARD_NAMES, FunctionJudgeConfig
+from rlhf.config.judge_types.function_judge import REWARD_NAMES, FunctionJudgeConfig
 from rlhf.errors import RewardError, text_of
 from rlhf.rewards.functions import load_function
 from rlhf.rewards.pairwise.scores import ScoreJudge, scorer_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf.config.judges import HumanJudgeConfig
+from rlhf.config.judge_types.human_judge import HumanJudgeConfig
 from rlhf.rewards.pairwise.human_votes import HumanVotes, read_votes, votes_of_store
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote, told
 

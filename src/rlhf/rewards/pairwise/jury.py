@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlhf.config.judges import JuryJudgeConfig
+from rlhf.config.judge_types.jury import JuryJudgeConfig
 from rlhf.rewards.pairwise.grades import asking, grading_judge
 from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, told

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rlhf.config.judges import LocalJudgeConfig
+from rlhf.config.judge_types.local_judge import LocalJudgeConfig
 from rlhf.data.datasets import GRPODataset
 from rlhf.models.score import base_model, context_length
 from rlhf.rewards.model_reward import model_folder

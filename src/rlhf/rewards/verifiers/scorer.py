@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rlhf.config.reward_base import RewardBase
-from rlhf.config.rewards import (
+from rlhf.config.verifier_rewards import (
     ExactRewardConfig,
     JSONRewardConfig,
     MathRewardConfig,
