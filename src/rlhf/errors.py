@@ -238,6 +238,23 @@ def check_type(value: object, kinds: type | tuple[type, ...], *, name: str, expe
         raise ConfigError(f"{name} is {kind_of(value)}; expected {expected}.")
 
 
+def check_number(value: object, *, name: str, expected: str, whole: bool = False) -> None:
+    """Refuse what is no number; True and False are none.
+
+    Args:
+        value: What was given.
+        name: Of the parameter.
+        expected: What it takes.
+        whole: A fraction is refused, too.
+
+    Raises:
+        ConfigError: It has another type.
+    """
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ConfigError(f"{name} is {kind_of(value)}; expected {expected}.")
+
+
 def require(module: str, *, extra: str, needed_for: str) -> ModuleType:
     """Import an optional dependency when it is needed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +150,20 @@ def test_a_name_says_what_it_holds():
     assert not unnamed, f"{unnamed}: name each by what it holds, or give KEYS_CALLED_FOUND the reason"
     gone = sorted(KEYS_CALLED_FOUND.keys() - called_found)
     assert not gone, f"{gone} are gone: take them off KEYS_CALLED_FOUND"
+
+
+def test_a_docstring_says_more_than_where_to_look():
+    """A method that overrides one needs none (``@override``); any other says what it does."""
+    empty = [
+        f"{name_of(file)}:{node.name}"
+        for file in FILES
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.fullmatch(
+            r"(See|As) (``[\w.]+``( and ``[\w.]+``)?|above|below)\.?",
+            (ast.get_docstring(node) or "").partition("\n\n")[0],
+        )
+    ]
+    assert not empty, (
+        f"{empty}: say in a line what it does, or mark what it overrides with @override and leave the docstring out"
+    )

@@ -370,7 +370,7 @@ class _OwnFunction:
     name: str
 
     def __call__(self, inputs: MetricInputs) -> Measured:
-        """See ``rlhf.evaluation.metrics.reward_score``."""
+        """Scores of the completions, each a number."""
         from rlhf.evaluation.metrics.reward_score import reward_score
 
         scorer = FunctionReward(self.function, name=self.name, in_process=True, on_error="report")

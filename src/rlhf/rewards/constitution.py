@@ -97,7 +97,7 @@ class ConstitutionalRewardWrapper:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: A principle has no verdict on a sample, or none applies to it.

@@ -92,7 +92,7 @@ class FunctionReward:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``. A verdict of None is an error here: a function alone must judge every sample.
+        """Judge each completion. A verdict of None is an error here: a function alone must judge every sample.
 
         Raises:
             RewardError: Names the function and the first sample that it fails on.
@@ -107,7 +107,7 @@ class FunctionReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``.
+        """Verdicts [n], None where it does not apply or failed, and why it failed on which sample.
 
         Raises:
             RewardError: It failed, and this scorer was not built to report that.

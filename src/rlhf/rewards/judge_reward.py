@@ -99,7 +99,7 @@ class JudgeReward:
         )
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``. Completions of one prompt are asked about together.
+        """Judge each completion. Completions of one prompt are asked about together.
 
         Raises:
             RewardError: The judge does not answer, or a completion has no verdict and this was not built to report that.

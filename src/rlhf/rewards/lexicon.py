@@ -95,7 +95,7 @@ class LexiconReward:
         return valences
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``."""
+        """Judge each completion."""
         return self._scorer.score(prompts, completions)
 
 

@@ -63,7 +63,7 @@ class RuleBasedReward:
         return score
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``."""
+        """Judge each completion."""
         return self._scorer.score(prompts, completions)
 
 

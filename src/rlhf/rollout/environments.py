@@ -81,7 +81,7 @@ class EnvironmentSession:
         raise NotImplementedError
 
     def step(self, text: str) -> Turn:
-        """See ``Environment``."""
+        """Respond to the text of the policy's turn, without special tokens."""
         raise NotImplementedError
 
     def finish(self) -> float | None:

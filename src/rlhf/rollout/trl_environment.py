@@ -53,7 +53,7 @@ class TRLToolBox:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def reset(self, prompt: Prompt) -> str | None:
-        """See ``ToolBox``."""
+        """Start an episode; a text is what the policy reads first."""
         self._instance = self._choose(prompt.columns)()
         hidden = {TOOLS, *([ROUTE] if self._is_routed else [])}
         row = {name: value for name, value in prompt.columns.items() if name not in hidden}
@@ -63,12 +63,13 @@ class TRLToolBox:
         return words
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """See ``ToolBox``."""
+        """JSON schemas of the tools, known once ``reset`` was called."""
         cls: Any = type(self._instance)
         return tool_schemas(cls)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
-        """See ``ToolBox``. The message of an exception goes to the policy, as in TRL."""
+        """Call a tool; the turn's observation is its result. Raises ``ToolFailedError``. The message of an exception goes to the
+        policy, as in TRL."""
         try:
             result = self._await(getattr(self._instance, name)(**arguments))
         except Exception as err:
@@ -76,14 +77,14 @@ class TRLToolBox:
         return Turn(str(result))
 
     def finish(self) -> float | None:
-        """See ``ToolBox``."""
+        """A last reward, asked once the episode is over; None adds nothing."""
         if not hasattr(self._instance, "get_reward"):
             return None
         reward: float | None = self._await(self._instance.get_reward())
         return reward
 
     def close(self) -> None:
-        """See ``ToolBox``."""
+        """Give back what the episode holds; called also for one that failed."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None

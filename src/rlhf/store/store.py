@@ -13,7 +13,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError, DataError, check_type
 from rlhf.store.assign import (
     AssignmentRules,
     Skipped,
@@ -67,6 +67,7 @@ class PreferenceStore:
     """
 
     def __init__(self, place: str | Path, *, rules: AssignmentRules | None = None, seed: int | None = None) -> None:
+        check_type(place, (str, Path), name="place", expected="a file, or a database URL")
         self.engine = open_engine(place)
         try:
             upgrade(self.engine)

@@ -38,7 +38,7 @@ class DistanceFromStart:
         self.start = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def __call__(self) -> Tensor:
-        """See ``rlhf.training.algorithm.Penalty``."""
+        """0-dimensional, its weight included, with the graph of the weights as they are."""
         return self.coef * l2_penalty(self.parameters, self.start)
 
 
@@ -91,7 +91,7 @@ class ElasticWeightConsolidation:
         self.fisher = diagonal_fisher(policy, rows, targets=targets, seed=seed)
 
     def __call__(self) -> Tensor:
-        """See ``rlhf.training.algorithm.Penalty``."""
+        """0-dimensional, its weight included, with the graph of the weights as they are."""
         return self.coef * ewc_penalty(self.parameters, self.anchors, self.fisher)
 
 

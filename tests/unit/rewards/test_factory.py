@@ -216,7 +216,7 @@ def test_whatever_stands_for_a_reward_becomes_a_scorer():
     assert in_place.name == "lambda"
     assert as_scorer([OwnScorer, lambda prompts, completions: [2.0, 3.0]]).score(prompts, completions).scores == [3, 4]
     for wrong in (7, object(), None):
-        with pytest.raises(ConfigError, match="scorer is"):
+        with pytest.raises(ConfigError, match="reward is"):
             as_scorer(wrong)
 
 

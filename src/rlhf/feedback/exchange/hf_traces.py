@@ -53,7 +53,7 @@ class _Session:
 
 
 def from_hf_traces(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     for session in _sessions(lines, reading):
         if session.is_damaged:
             reading.no_row(session.header.where, "a line of this session is damaged, so the whole session is left out")

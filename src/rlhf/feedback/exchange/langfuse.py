@@ -81,7 +81,7 @@ class _Export:
 
 
 def from_langfuse(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     export = _sorted(lines, reading)
     numbers: dict[str, list[Any]] = {}
     for line in export.scores.values():

@@ -85,7 +85,7 @@ class _Record:
 
 
 def from_otel_genai(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     records: list[_Record] = []
     for line in reading.sound(lines):
         before = len(records)

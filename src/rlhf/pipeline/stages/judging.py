@@ -36,7 +36,7 @@ class HeldOutJudge:
         return judge_name(self.judge)
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``; a scorer that was built to report a sample without a score does so here, too."""
+        """Judge each completion; a scorer that was built to report a sample without a score does so here, too."""
         if isinstance(self.judge, Scorer):
             return ask_scorer(self.judge, prompts, completions)
         return ScoreResult(judge_completions(self.judge, prompts, completions).scores)

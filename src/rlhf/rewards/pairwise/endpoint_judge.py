@@ -100,7 +100,7 @@ class EndpointJudge:
         self._caller.notify = notify
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
+        """A verdict on each pair, in the order given.
 
         Raises:
             RewardError: The endpoint does not answer.

@@ -47,7 +47,7 @@ class ComparingFunction:
         self.identity = {"type": "function", **function_identity(function), "arguments": self.arguments}
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
+        """A verdict on each pair, in the order given.
 
         Raises:
             RewardError: It raised, or gave another number of outcomes, or something that is no outcome.

@@ -25,7 +25,7 @@ class HumanJudge:
         self.identity = {"type": "human", "content": votes.content}
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``."""
+        """A verdict on each pair, in the order given."""
         outcomes = [self.human.of(pair.prompt, pair.first, pair.second) for pair in pairs]
         missing = "nobody voted on these two completions"
         return told(

@@ -59,7 +59,8 @@ class LocalJudge:
         return PolicyModel.from_pretrained(self.folder)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``; where a prompt with both completions is too long for the model, there is no verdict."""
+        """A verdict on each pair, in the order given; where a prompt with both completions is too long for the model, there is no
+        verdict."""
         votes: list[Vote] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             asked = self._prompts(pairs[start : start + PAIRS_AT_ONCE])

@@ -74,7 +74,7 @@ class ScoreJudge:
         return ScoreGrades(self)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
+        """A verdict on each pair, in the order given.
 
         Raises:
             RewardError: A completion has no score, where the scorer was not built to report that.

@@ -17,7 +17,7 @@ END = re.compile(r"</s>\s*$")
 
 
 def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:
-    """See ``ToolFormat.calls``."""
+    """Calls of a turn, as ``ToolFormat.calls`` has them."""
     _, begun, said = END.sub("", text).partition(BEGIN)
     if not begun:
         return []
