@@ -218,8 +218,13 @@ def kind_of(value: object) -> str:
         return f"the class {value.__name__}"
     if value is None:
         return "None"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """``an int``, ``a PolicyModel``, ``an SFTConfig``: by how the first letter, or that of an acronym, is said."""
+    is_acronym = name[:2].isupper()
+    return f"{'an' if name[:1] in ('AEFHILMNORSX' if is_acronym else 'AEIOaeiou') else 'a'} {name}"
 
 
 def check_type(value: object, kinds: type | tuple[type, ...], *, name: str, expected: str) -> None:

@@ -129,7 +129,7 @@ def test_the_commands_and_their_options_are_the_promised_ones():
     [
         (
             ["ipo", "model=x"],
-            "No such command 'ipo'. The method ipo is: rlhf dpo loss=ipo ... (rlhf methods ipo tells more)",
+            "No such command 'ipo'. The method ipo is: rlhf dpo loss=ipo ... (see `rlhf methods ipo`)",
         ),
         (["world"], "No such command 'world'. It is a kind of stage: write `kind: world` in a recipe"),
         (["GRPO"], "No such command 'GRPO'. The method grpo is: rlhf grpo ..."),

@@ -217,11 +217,6 @@ class RewardModel(ScalarModel):
         """[S] the mean of the normalized scores. Differentiable; call it under ``torch.no_grad`` to judge."""
         return self.member_scores(batch).mean(0)
 
-    def scores_and_spread(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """[S] means and [S] standard deviations over the K scores, 0 where K is 1."""
-        each = self.member_scores(batch)
-        return each.mean(0), each.std(0, correction=0)
-
     def member(self, number: int) -> RewardModel:
         """A single member, sharing its weights: ensembles are trained one member at a time."""
         single = RewardModel(

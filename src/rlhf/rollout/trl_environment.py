@@ -25,7 +25,7 @@ from typing import Any
 
 from rlhf.config.environments import TRLEnvironmentConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, did_you_mean
+from rlhf.errors import ConfigError, did_you_mean, with_article
 from rlhf.rollout.environments import EnvironmentContext, OpenedEnvironment, Turn
 from rlhf.rollout.tool_formats import TOOL_FORMATS, choose_tool_format
 from rlhf.rollout.tool_session import ToolFailedError, ToolSession
@@ -59,7 +59,7 @@ class TRLToolBox:
         row = {name: value for name, value in prompt.columns.items() if name not in hidden}
         words = self._await(self._instance.reset(**{"prompt": prompt.messages or prompt.text, **row}))
         if words is not None and not isinstance(words, str):
-            raise TypeError(f"reset returned a {type(words).__name__}; it must return a text or None")
+            raise TypeError(f"reset returned {with_article(type(words).__name__)}; it must return a text or None")
         return words
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
@@ -133,7 +133,7 @@ def check_class(name: str, cls: Any, *, is_rewarded: bool) -> None:
         ConfigError: Naming what it lacks.
     """
     if not isinstance(cls, type):
-        raise ConfigError(f"{name} is a {type(cls).__name__}; wanted a class with reset(**row) and tools.")
+        raise ConfigError(f"{name} is {with_article(type(cls).__name__)}; wanted a class with reset(**row) and tools.")
     reset = getattr(cls, "reset", None)
     if not inspect.isfunction(reset):
         raise ConfigError(f"The class {name} has no reset; wanted reset(**row), which returns a text or None.")

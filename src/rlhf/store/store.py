@@ -317,21 +317,6 @@ class PreferenceStore:
 
     # ---------------------------------------------------------------------------------------------------- events
 
-    def add_event(
-        self,
-        kind: str,
-        content: Mapping[str, Any],
-        *,
-        key: str,
-        program: str = "",
-        completion_id: str | None = None,
-        model: str | None = None,
-    ) -> int:
-        """Keep what a user of a served model did; the same key of the same program is kept once. See ``keep_events``."""
-        event = Event(kind=kind, content=content, key=key, completion_id=completion_id, model=model)
-        (number,) = keep_events(self.engine, [event], program=program)
-        return number
-
     def add_events(self, events: Sequence[Event], *, program: str) -> list[int]:
         """Keep several, all or none; their numbers. See ``keep_events``."""
         return keep_events(self.engine, events, program=program)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import BaseConfig
-from rlhf.errors import ConfigError, DataError, kind_of
+from rlhf.errors import ConfigError, DataError, kind_of, with_article
 from rlhf.training.inputs import INPUTS, OfflineInputs, RLInputs
 
 
@@ -27,7 +27,7 @@ def check_inputs(
     """
     if not isinstance(config, kind):
         raise ConfigError(
-            f"config is {kind_of(config)}; expected a {kind.__name__}, such as {kind.__name__}(learning_rate=1e-5)."
+            f"config is {kind_of(config)}; expected {with_article(kind.__name__)}, such as {kind.__name__}(learning_rate=1e-5)."
         )
     for name, value in inputs.items():
         wanted = INPUTS[name]

@@ -82,13 +82,9 @@ class RolloutBuffer:
             raise DataError(
                 f"There are {len(prompts)} prompts and completions of {len(completions)}; give as many of both."
             )
-        for name, items, part, expected in (
-            ("prompts", prompts, "ids", "Prompt objects, such as GRPODataset(rows, tokenizer) has"),
-            ("completions", completions, "__len__", "a list of an engine's Completion objects for each prompt"),
-            ("completions[0]", completions[0] if completions else (), "logprobs", "an engine's Completion objects"),
-        ):
-            if isinstance(items, str) or (items and (isinstance(items[0], str) or not hasattr(items[0], part))):
-                raise ConfigError(f"{name} holds {kind_of(items[0])}; expected {expected}.")
+        _check_parts("prompts", prompts, "ids", "Prompt objects, such as GRPODataset(rows, tokenizer) has")
+        _check_parts("completions", completions, "__len__", "a list of an engine's Completion objects for each prompt")
+        _check_parts("completions[0]", next(iter(completions), ()), "logprobs", "an engine's Completion objects")
         experience = RolloutExperience.of(prompts, completions)
         experience.columns = dict(columns or {})
         own = torch.tensor([number for group in completions for c in group for number in c.logprobs])
@@ -176,3 +172,10 @@ class RolloutBuffer:
         if first == len(sizes) and sizes:
             raise DataError(f"A prompt has {sizes[-1]} completions, and the buffer's capacity is {self.capacity}.")
         return experience.only(range(first, len(sizes)))
+
+
+def _check_parts(name: str, items: Any, part: str, expected: str) -> None:
+    """Refuse texts in place of what an engine gives."""
+    first = items if isinstance(items, str) else next(iter(items), None)
+    if first is not None and (isinstance(first, str) or not hasattr(first, part)):
+        raise ConfigError(f"{name} holds {kind_of(first)}; expected {expected}.")

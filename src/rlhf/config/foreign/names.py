@@ -16,7 +16,7 @@ from rlhf.errors import UnknownArgumentError, did_you_mean
 
 NAMES: Mapping[str, str] = {
     "RLHFPipeline": "RLHFOrchestrator runs stages from Python; Pipeline(load_recipe(...)) runs those of a recipe.",
-    "DistributedRLHFTrainer": "RLHFOrchestrator runs the stages, in one process on one device.",
+    "DistributedRLHFTrainer": "RLHFOrchestrator or Pipeline; started by `torchrun`, the ranks of a run share each step (docs/ranks.md).",
     "RLHFStage": "TrainingStage says where a pipeline is; a stage itself is a section of a recipe (`rlhf config schema`).",
     "RolloutBatch": "RolloutBuffer keeps rollouts and gives minibatches of them.",
     "PPOMemory": "RolloutBuffer keeps rollouts and gives minibatches of them.",

@@ -81,7 +81,7 @@ def _sessions(lines: Sequence[Line | RowError], reading: Reading) -> list[_Sessi
                 text_at(line.cells, "harness", line.where, needed=True)
             elif kind == "message" and not inside:
                 raise line.bad(
-                    "a message stands before the header of its session; the first line of a file is a header."
+                    "there is a message before the header of its session; the first line of a file is a header."
                 )
             elif kind == "message":
                 sessions[-1].messages.append((line, _checked_message(line)))

@@ -43,7 +43,7 @@ EVALUATION = "gen_ai.evaluation.result"
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 USERS = ("user.id", "enduser.id")
 TOOLS = "gen_ai.tool.definitions"
-TOLD_TWICE = "the same answer stands before it, in a span or an event"
+TOLD_TWICE = "the same answer comes before it, in a span or an event"
 ENVELOPES = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 """How OTLP JSON nests spans and log records."""
 
