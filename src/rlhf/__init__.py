@@ -259,11 +259,17 @@ def __getattr__(name: str) -> Any:
             raise ImportError(f"rlhf has no {name}. Use: {NAMES[name]}", name="rlhf")
         raise AttributeError(f"module 'rlhf' has no attribute {name!r}.{did_you_mean(name, PUBLIC)}")
     module, _, attribute = PUBLIC[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute)
+    home = importlib.import_module(module)
+    value = getattr(home, attribute)
     if isinstance(value, type):
         from rlhf.config.foreign.names import explain_arguments
 
         explain_arguments(value)
+    elif callable(value):
+        from rlhf.config.foreign.names import explained_function
+
+        value = explained_function(value)
+        setattr(home, attribute, value)  # one object, whichever way it is imported from now on
     globals()[name] = value  # the next look-up does not come here
     return value
 

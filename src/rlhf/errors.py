@@ -218,8 +218,13 @@ def kind_of(value: object) -> str:
         return f"the class {value.__name__}"
     if value is None:
         return "None"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """``an int``, ``a PolicyModel``, ``an SFTConfig``: by how the first letter, or that of an acronym, is said."""
+    is_acronym = name[:2].isupper()
+    return f"{'an' if name[:1] in ('AEFHILMNORSX' if is_acronym else 'AEIOaeiou') else 'a'} {name}"
 
 
 def check_type(value: object, kinds: type | tuple[type, ...], *, name: str, expected: str) -> None:
@@ -235,6 +240,23 @@ def check_type(value: object, kinds: type | tuple[type, ...], *, name: str, expe
         ConfigError: It has another type.
     """
     if not isinstance(value, kinds):
+        raise ConfigError(f"{name} is {kind_of(value)}; expected {expected}.")
+
+
+def check_number(value: object, *, name: str, expected: str, whole: bool = False) -> None:
+    """Refuse what is no number; True and False are none.
+
+    Args:
+        value: What was given.
+        name: Of the parameter.
+        expected: What it takes.
+        whole: A fraction is refused, too.
+
+    Raises:
+        ConfigError: It has another type.
+    """
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
         raise ConfigError(f"{name} is {kind_of(value)}; expected {expected}.")
 
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 import rlhf
-from tests.fixtures.source import FILES, ROOT, SOURCE, module_of, room_of, tree_of
+from tests.fixtures.source import FILES, ROOT, SOURCE, module_of, name_of, room_of, tree_of
 
 PROMISED = set(
     """
@@ -132,3 +132,33 @@ def test_every_room_says_what_it_is_for():
 
 def docstring_of(room: str) -> str | None:
     return ast.get_docstring(tree_of(SOURCE / room / "__init__.py"))
+
+
+TICS = re.compile(r"\b(stands?(?! for\b)|told|beside|anew|be had)\b", re.IGNORECASE)
+"""Words that our messages used where plain English has others; `stands for` is plain."""
+PROMPTS = {
+    "rewards/pairwise/templates.py",
+    "rewards/pairwise/rubric_templates.py",
+    "evaluation/adversarial/canary.py",
+    "data/world/world_critic.py",
+}
+"""Texts that models are given: another word would be another judge, probe or task."""
+
+
+def test_what_is_printed_is_plain_english():
+    odd = [
+        f"{name_of(file)}:{node.lineno}: {node.value}"
+        for file in FILES
+        if name_of(file) not in PROMPTS
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts_below_names(file)
+        if TICS.search(node.value)
+    ]
+    assert not odd, "\n".join(odd)
+
+
+@functools.cache
+def texts_below_names(file):
+    """Docstrings and the texts below fields: strings that are statements."""
+    statements = (node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Expr))
+    return {id(node.value) for node in statements}

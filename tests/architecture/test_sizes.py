@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fixtures.source import FILES, ROOT, name_of, tree_of
+from rlhf.config.engines import ENGINE_KINDS
+from rlhf.config.environments.environment_table import ENVIRONMENT_KINDS
+from rlhf.config.judges import JUDGE_TYPES
+from rlhf.config.methods import METHODS, MODULES
+from rlhf.config.rewards import REWARD_KINDS
+from rlhf.config.schema import stage_classes
+from tests.fixtures.source import FILES, ROOT, module_of, name_of, tree_of
 
 MAX_FILE_LINES = 500
 MAX_TEST_FILE_LINES = 600
@@ -80,24 +87,49 @@ def test_a_file_name_stands_for_few_files():
 
 
 OF_ONE_THING = set(
-    # methods and kinds of stages: declared, trained and run
-    "best_of_n calculator capabilities compressor contexts distill dpo gate grpo judge_rows kto neftune offline online_dpo pass_at_k ppo prm "
-    "reference_free sft supervised trpo evaluate "
     # models and what is scored: settings, losses, models, trainers, scorers
-    "functions judge_reward kl lengths local pair_losses policy preference process_reward regularizers reward reward_model rewards "
-    "search steps "
-    "value vllm "
+    "functions kl lengths neftune pair_losses policy preference process_reward regularizers reward reward_model rewards search steps "
+    "value "
+    # a kind of stage or a method in rooms that its declaration does not name
+    "calculator evaluate gate offline pass_at_k sft "
     # settings or a command, and what they are of
     "assets comparison curriculum guards guidelines held_out hub_results judges memory people plan registry run runs threads "
     # the same part in two places: the two worlds, a message and its display, a folder written and read, a room's contract
     "alarms build events inputs layouts results saved scorer sources tokenizer types weights".split()
 )
-"""File names that several rooms have for what belongs together. A new one is a decision: two different things get two names."""
+"""File names that several rooms have for what belongs together, beyond what declarations say (``modules_of_declarations``). A new one is
+a decision: two different things get two names."""
+
+
+def modules_of_declarations() -> Iterator[set[str]]:
+    """Of each kind of stage, method, reward, judge, engine and environment: where it is declared, and the modules it names by text."""
+    for stage in stage_classes().values():
+        yield {stage.__module__, f"rlhf.pipeline.stages.{stage.runs}", stage.trainer}
+    for name, method in METHODS.items():
+        formulas = (*method.pair_losses.values(), *getattr(method.stage, "policy_losses", {}).values())
+        functions = (method.computed_by, *(formula.function for formula in formulas))
+        stage = stage_classes()[method.kind]
+        declared = f"rlhf.config.methods.{MODULES.get(name, name)}"
+        yield {declared, stage.trainer, f"rlhf.pipeline.stages.{stage.runs}", *(f"rlhf.{each}" for each in functions)}
+    for kind in (*REWARD_KINDS, *JUDGE_TYPES, *ENGINE_KINDS, *ENVIRONMENT_KINDS):
+        yield {kind.__module__, kind.builds}
+
+
+def declared_together() -> set[str]:
+    """File names all of whose files one declaration names."""
+    modules = defaultdict(set)
+    for file in FILES:
+        modules[file.stem].add(module_of(file))
+    together = set()
+    for named in modules_of_declarations():
+        of_one = {text.partition(":")[0] for text in named}
+        together |= {stem for stem in {module.rpartition(".")[2] for module in of_one} if modules[stem] <= of_one}
+    return together
 
 
 def test_a_file_name_does_not_stand_for_two_things():
     names = Counter(file.stem for file in FILES if not file.name.startswith("__"))
-    shared = {name for name, count in names.items() if count > 1}
+    shared = {name for name, count in names.items() if count > 1} - declared_together()
     assert shared == OF_ONE_THING, (
         f"{sorted(shared ^ OF_ONE_THING)}: two things get two names; what belongs together is listed, and only that"
     )
@@ -118,3 +150,20 @@ def test_a_name_says_what_it_holds():
     assert not unnamed, f"{unnamed}: name each by what it holds, or give KEYS_CALLED_FOUND the reason"
     gone = sorted(KEYS_CALLED_FOUND.keys() - called_found)
     assert not gone, f"{gone} are gone: take them off KEYS_CALLED_FOUND"
+
+
+def test_a_docstring_says_more_than_where_to_look():
+    """A method that overrides one needs none (``@override``); any other says what it does."""
+    empty = [
+        f"{name_of(file)}:{node.name}"
+        for file in FILES
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.fullmatch(
+            r"(See|As) (``[\w.]+``( and ``[\w.]+``)?|above|below)\.?",
+            (ast.get_docstring(node) or "").partition("\n\n")[0],
+        )
+    ]
+    assert not empty, (
+        f"{empty}: say in a line what it does, or mark what it overrides with @override and leave the docstring out"
+    )

@@ -17,7 +17,7 @@ from rlhf.feedback.red_team import items_of_attempts
 from rlhf.serving import create_app
 from rlhf.serving.model_routes import Source
 from rlhf.store import PreferenceStore, access
-from rlhf.store.served_completions import num_served
+from rlhf.store.served_completions import programs_served
 from tests.browser.conftest import is_complaint
 from tests.fixtures.labeling import LONGEST_WAIT_MS
 
@@ -276,7 +276,7 @@ def test_nothing_is_kept_of_who_does_not_consent(serve, visit, consent):
     write(page, "Once")
     assert page.is_visible("#consent-off")
     assert page.locator(f"{LAST} .toolbar button").all_inner_texts() == ["Again r"]
-    assert num_served(server.store.engine) == 0
+    assert not programs_served(server.store.engine)
     page.reload()
     page.wait_for_selector("#model option", state="attached")
     assert not page.is_checked("#consent"), "it stays as it was said"

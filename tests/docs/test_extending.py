@@ -1,4 +1,4 @@
-"""docs/extending.md: applied to a copy of the package, its steps give a reward, a loss, a method and a kind of stage that work."""
+"""docs/extending.md: applied to a copy of the package, its steps give a reward, a loss, a stage, a judge and so on that work."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ from tests.fixtures.source import ROOT, SOURCE
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 STEPS = re.findall(r"^```(python|diff)\n# src/rlhf/(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 (RECIPE,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+AFFECTED = (
+    "tests/architecture/test_sizes.py",
+    "tests/architecture/test_method_names.py",
+    "tests/architecture/test_layers.py::test_imports_only_point_down",
+    "tests/unit/config/test_schema.py::test_every_kind_of_stage_has_a_class",
+    "tests/unit/config/test_schema.py::test_what_comes_twice_is_printed_once",
+    "tests/unit/config/test_schema.py::test_the_recipe_refers_to_its_kinds",
+    "tests/unit/test_cli.py::test_the_commands_and_their_options_are_the_promised_ones",
+    "tests/unit/rewards/pairwise/test_judges.py::test_the_table_of_rules_is_that_of_the_settings",
+)
+"""Tests of tables and names, which a kind more must not break: what it needs beyond them the page lists."""
 USE = """\
 import json, sys
 from pathlib import Path
@@ -31,6 +42,8 @@ from rlhf.pipeline.validate import validate_recipe
 from rlhf.rewards.factory import build_reward
 from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
+from rlhf.rewards.pairwise.building import build_judge
+from rlhf.rewards.pairwise.votes import Pair
 from tests.unit.rewards.helpers import samples
 
 recipe = RecipeConfig.of(parse_yaml(sys.stdin.read(), "the page"))
@@ -42,7 +55,7 @@ losses = {}
 for kind, settings in (
     ("dpo", {"loss": "truncated_quadratic", "epochs": None, "max_steps": 1}),
     ("online_dpo", {"loss": "truncated_quadratic", "rollouts": 1}),
-    ("topr", {"most_weight": 0.5, "rollouts": 1}),
+    ("topr", {"most_weight": 0.5, "rollouts": 1, "engine": {"kind": "narrow", "rows_at_once": 2}}),
 ):
     log = TrainingLogger()
     before = toy.weights_of(trainer := toy.build_trainer(kind, log=log, **settings))
@@ -58,6 +71,8 @@ print(json.dumps({
     "code": {name: sorted(code_of_stage(stage.kind, stage)) for name, stage in recipe.stages.items()},
     "errors": [problem.line for problem in validate_recipe(recipe).problems if problem.level == "error"],
     "losses": losses,
+    "votes": [vote.first for vote in build_judge({"type": "mentions", "word": "yes"}).votes([Pair(prompt="p", first="yes", second="no")])],
+    "engine": topr.engine.mismatch.warn_at,
     "commands": [name for name in stages_with_commands() if name == "topr"],
     "unexplained": [option.name for method in added for option in described_options(method) if not source_of(method, option)],
 }))
@@ -79,7 +94,7 @@ def test_what_the_page_adds_works(tmp_path):
     package = tmp_path / "src" / "rlhf"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "assets", "templates", "static"))
     (package / "assets").symlink_to(SOURCE / "assets")
-    assert [language for language, _, _ in STEPS] == ["python", "diff", "python"] * 4
+    assert [language for language, _, _ in STEPS] == ["python", "diff", "python"] * 6
     for language, name, step in STEPS:
         file = package / name
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -100,8 +115,19 @@ def test_what_the_page_adds_works(tmp_path):
     assert document["commands"] == ["topr"]
     assert document["unexplained"] == []
     assert document["losses"]["dpo"] == 1.0  # (1 - beta * 0)^2: the policy is its own reference
+    assert document["votes"] == [1.0]
+    assert document["engine"] == 0.005
     of_pick, of_quadratic, of_topr = (set(document["code"][name]) for name in ("pick", "quadratic", "topr"))
-    assert "pipeline/stages/sample.py" in of_pick - of_topr
+    assert "pipeline/stages/subset.py" in of_pick - of_topr
     assert "rewards/capitals.py" in of_topr - of_pick
     assert "losses/truncated.py" in of_quadratic - of_topr
     assert "losses/tapered.py" in of_topr - of_quadratic
+    assert "rollout/narrow.py" in of_topr - of_quadratic
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "browser", "data"))
+    for name in ("pyproject.toml", "recipes", "CHANGELOG.md", "README.md", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    checked = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *AFFECTED], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout

@@ -17,6 +17,7 @@ import pytest
 from rlhf.errors import StorageError
 from rlhf.store import AssignmentRules, PreferenceStore, Submission
 from tests.fixtures.annotation_site import pair
+from tests.fixtures.stored_events import add_event
 from tools import annotation_load
 
 LINK = re.compile(r"http://127\.0\.0\.1:\d+/join\?token=\S+")
@@ -163,7 +164,7 @@ def test_one_submission_sent_by_many_threads_at_once_is_kept_once(postgres_serve
             assert len(set(tabs)) == 1, "tabs of one person show one task"
             sent = Submission(assignment=tabs[0], key="k1", value={"preference": "b"})
             numbers = set(pool.map(lambda _: store.submit("ann", sent), range(8)))
-            events = set(pool.map(lambda _: store.add_event("thumbs", {"up": True}, key="e1"), range(8)))
+            events = set(pool.map(lambda _: add_event(store, "thumbs", {"up": True}, key="e1"), range(8)))
             store.next_task("ann")
             undone = list(pool.map(lambda _: store.undo("ann"), range(4)))
             again = Submission(assignment=tabs[0], key="k2", value={"preference": "a"})

@@ -87,9 +87,7 @@ def test_a_limit_stops_the_run_with_its_state_and_a_higher_one_goes_on_to_the_sa
     bits, num_questions = whole
     with judging_server(Faults(), port=20_301) as server:
         few = PER_ROLLOUT * 3 + 1
-        with pytest.raises(
-            InterruptedRun, match=r"max_requests.*stands at step 3 of 6, and all of it is saved"
-        ) as stop:
+        with pytest.raises(InterruptedRun, match=r"max_requests.*is at step 3 of 6, and all of it is saved") as stop:
             Pipeline(RecipeConfig.of(recipe_in(tmp_path, server.url, max_requests=few))).run()
         assert stop.value.exit_code == 75
         assert answers(server) == few

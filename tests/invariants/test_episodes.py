@@ -60,7 +60,7 @@ def test_the_gradient_is_that_of_the_policys_own_tokens_in_whole_padded_sequence
     trainer, experience = trainer_and_rollout(name, **settings)
     wanted = padded_gradients(trainer, experience)
     trainer.policy.model.zero_grad()
-    batches = trainer.everything(experience)
+    batches = trainer.all_batches(experience)
     for batch in batches:
         trainer.loss(batch, Totals.of(batches), Metrics()).backward()
     grads = {key: p.grad for key, p in trainer.policy.model.named_parameters() if p.grad is not None}

@@ -13,6 +13,7 @@ import yaml
 
 import rlhf
 from rlhf import cli
+from rlhf.cli.commands import stages_with_commands
 
 RECIPE = """\
 name: mine
@@ -20,35 +21,12 @@ stages:
   sft: {kind: sft, model: base, data: sft.jsonl, learning_rate: 1e-5}
 """
 
+OF_ONE_STAGE = "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet"
 # Every command with its arguments in capitals and its options: scripts depend on them, so a change here is a decision.
 COMMANDS = {
     "": "--version --debug",
     "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --profile --quiet",
-    "sft": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "reward": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "prm": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "dpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "simpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "cpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "orpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "kto": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "ppo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "vapo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "trpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "grpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "dr_grpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "dapo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "gspo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "cispo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "sapo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "rloo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "reinforce_pp": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "remax": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "online_dpo": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "distill": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "capabilities": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "compressor": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
-    "best_of_n": "SETTINGS --output/-o --device --force --ignore-code --dry-run --profile --quiet",
+    **dict.fromkeys(stages_with_commands(), OF_ONE_STAGE),
     "watch": "RUN --runs --port",
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --pairs "
@@ -153,7 +131,7 @@ def test_the_commands_and_their_options_are_the_promised_ones():
     [
         (
             ["ipo", "model=x"],
-            "No such command 'ipo'. The method ipo is: rlhf dpo loss=ipo ... (rlhf methods ipo tells more)",
+            "No such command 'ipo'. The method ipo is: rlhf dpo loss=ipo ... (see `rlhf methods ipo`)",
         ),
         (["world"], "No such command 'world'. It is a kind of stage: write `kind: world` in a recipe"),
         (["GRPO"], "No such command 'GRPO'. The method grpo is: rlhf grpo ..."),

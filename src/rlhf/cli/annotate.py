@@ -60,7 +60,9 @@ def annotate(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public_url: Annotated[
         str | None,
-        typer.Option(help="Where people reach the server if a proxy stands before it: https://label.example.org"),
+        typer.Option(
+            help="Where people reach the server if there is a proxy in front of it: https://label.example.org"
+        ),
     ] = None,
     i_know: Annotated[
         bool, typer.Option("--i-know", help="Serve other machines without https: who listens on the way reads along.")

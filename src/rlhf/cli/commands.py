@@ -239,6 +239,6 @@ class RLHFCommands(TyperGroup):
         settings = " ".join(f"{key}={str(value).lower()}" for key, value in method.settings.items())
         raise UsageError(
             f"No such command '{args[0]}'. The method {name} is: rlhf {method.kind} {settings}".rstrip()
-            + f" ... (rlhf methods {name} tells more)",
+            + f" ... (see `rlhf methods {name}`)",
             ctx=ctx,
         )

@@ -47,7 +47,7 @@ def compare_start(
     ] = False,
     baseline: Annotated[str | None, typer.Option(help="Compare the others with this model only.")] = None,
     name: Annotated[str, typer.Option(help="Tells this evaluation from others in the same store.")] = "human-eval",
-    seed: Annotated[int, typer.Option(help="Of the orders in which completions stand.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the orders in which completions are shown.")] = 0,
 ) -> None:
     """Make blinded tasks of several models' completions of the same prompts, and put them into a store.
 

@@ -57,7 +57,9 @@ def compare(
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.comparison import CompareConfig
-    from rlhf.config.judges import REWARD_NAMES, RULES, RewardModelJudgeConfig, read_judge
+    from rlhf.config.judge_types.function_judge import REWARD_NAMES, RULES
+    from rlhf.config.judge_types.reward_model_judge import RewardModelJudgeConfig
+    from rlhf.config.judges import read_judge
     from rlhf.config.recipe import expand_variables
 
     inside = [item.removeprefix("judge.") for item in settings or [] if item.startswith("judge.")]

@@ -171,7 +171,7 @@ def needed_base(model: Path) -> str:
         return ""
     return (
         f"It is an adapter, and its base was not copied: it needs {base_folder(model, name) or name} as long as it is used. A model with "
-        "the adapter merged into it stands alone: docs/gates.md, Adapters."
+        "the adapter merged into it needs no other: docs/gates.md, Adapters."
     )
 
 

@@ -39,6 +39,8 @@ class Names(StrEnum):
 
 ROWS_NAME = r"^(?!stage:)(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^:\n]+\.py):[A-Za-z_]\w*\Z"
 """Rows that Python gives instead of a file: ``package.module:Rows`` or ``path/to/file.py:Rows``."""
+FUNCTION = re.compile(r"^(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<name>[A-Za-z_]\w*)$")
+"""``package.module:function`` or ``path/to/file.py:function``."""
 LONGEST_FILE_NAME = 255
 """Bytes of a part of a path, on every file system in use."""
 

@@ -230,7 +230,8 @@ def _place(tree: Mapping[str, Any], error: Any) -> Place:
     """The keys and list positions of an error that are there in the user's settings."""
     place: list[str | int] = []
     node: Any = tree
-    tag_seen = is_there = False
+    is_there = False
+    tag_seen = _has(node, next(iter(error["loc"]), ""))  # a key of the root, also where its own tag is the same word
     for part in error["loc"]:
         is_tag = isinstance(node, Mapping) and part in (node.get(tag) for tag in TAGS) and not tag_seen
         is_there = not is_tag and _has(node, part)

@@ -55,6 +55,8 @@ OTHERS: Mapping[str, Entry] = {
     "lora": to("model.lora"),
     "train_dataset": to("data", "prompts"),
     "loss_type": to(note=LOSSES),
+    "value_head": to("head"),
+    "max_length": to("sampling.max_new_tokens"),
 }
 """Of verl, LLaMA-Factory, Axolotl and papers, and words next to keys of the tables."""
 OF_RLHF_CONFIG: Mapping[str, Entry] = {

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlhf.config.judge_reward import OF_LANGUAGE_MODELS, JudgeRewardConfig, judges_inside
+from rlhf.config.judge_reward import JudgeRewardConfig, judges_inside
 from rlhf.config.rewards import rewards_of
 from rlhf.formatting import plain_number
 
@@ -119,7 +119,7 @@ def _requests(
     num_prompts: int | None,
     num_held_out: int | None,
 ) -> JudgeRequests:
-    prompted = [judge for judge in judges_inside(spec.judge) if judge.type in OF_LANGUAGE_MODELS]
+    prompted = [judge for judge in judges_inside(spec.judge) if judge.reads_prompts]
     in_question = {"points": 1, "pairwise": 2}.get(
         spec.mode, getattr(stage, "group_size", getattr(stage, "num_samples", 1))
     )
@@ -167,9 +167,8 @@ def _evaluations(stage: Any) -> int:
 def _price(judges: list[Any], sent: float) -> float | None:
     total = 0.0
     for judge in judges:
-        if judge.type == "local":
-            continue
-        if judge.input_price is None or judge.output_price is None:
+        of_sent, of_answered = judge.prices
+        if of_sent is None or of_answered is None:
             return None
-        total += (sent * judge.input_price + judge.max_tokens * judge.output_price) / MILLION
+        total += (sent * of_sent + judge.max_tokens * of_answered) / MILLION
     return total if judges else None

@@ -18,8 +18,6 @@ Mode = Literal["points", "pairwise", "group_ranks"]
 """What the judge is asked."""
 RELATIVE = ("pairwise", "group_ranks")
 """Modes that compare completions."""
-OF_LANGUAGE_MODELS = ("endpoint", "local")
-"""Types of judges that are asked by a prompt."""
 LOWEST, HIGHEST = 1.0, 10.0
 FARTHEST = 999_999_999.0
 """Grade that an answer can hold, see ``rlhf.rewards.pairwise.rubric_templates.NUMBER``."""
@@ -159,11 +157,9 @@ class JudgeRewardConfig(RewardBase):
 
     def _check_judge(self) -> None:
         for member in judges_inside(self.judge):
-            is_model = member.type in OF_LANGUAGE_MODELS
-            if member.type == "human":
-                raise ValueError(
-                    "a `human` judge looks up votes on completions that people saw, and new ones have none; take another judge"
-                )
+            is_model = member.reads_prompts
+            if member.no_reward_because:
+                raise ValueError(member.no_reward_because)
             if self.rubric is not None and not is_model:
                 raise ValueError(
                     f"rubric is for judges that read it, and a `{member.type}` judge has no prompt; leave it out"
@@ -172,9 +168,9 @@ class JudgeRewardConfig(RewardBase):
                 raise ValueError(
                     f"group_ranks asks for a ranking in words, which a `{member.type}` judge can't give; take mode: pairwise"
                 )
-            if self.mode == "points" and member.type == "reward_model":
+            if self.mode == "points" and not member.scores_are_grades:
                 raise ValueError(
-                    "the scores of a reward model have no scale to grade on; take kind: learned, or mode: pairwise"
+                    f"the scores of a `{member.type}` judge have no scale to grade on; take kind: learned, or mode: pairwise"
                 )
             key = {"pairwise": "template", "points": "grade_template"}.get(self.mode)
             if key is not None and is_model and self.rubric is not None and member.differs(key):
@@ -199,8 +195,9 @@ class JudgeRewardConfig(RewardBase):
 
     def language_models(self) -> list[tuple[str, str]]:
         """Those of ``models_asked`` that judge in words."""
-        local = {judge.path for judge in judges_inside(self.judge) if judge.type == "local"}
-        return [(key, source) for key, source in self.models_asked() if source in local]
+        asked = [judge for judge in judges_inside(self.judge) if judge.reads_prompts]
+        sources = {source for judge in asked for _, source in judge.models_asked()}
+        return [(key, source) for key, source in self.models_asked() if source in sources]
 
     def questions_about(self, siblings: int) -> int:
         """Questions to each judge about so many completions of a prompt, where their texts differ."""

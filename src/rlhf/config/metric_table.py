@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.rewards import FUNCTION
+from rlhf.config.base import FUNCTION
 from rlhf.errors import ConfigError, look_up
 
 

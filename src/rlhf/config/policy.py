@@ -255,7 +255,7 @@ class RLConfig(TrainConfig):
     def _engine_can_sample_so(self) -> Self:
         if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
-        if self.async_rollouts is not None and not self.engine.in_this_process:
+        if self.async_rollouts is not None and not isinstance(self.engine, LocalEngineConfig):
             raise ValueError(
                 f"async_rollouts samples in a process of its own, and so does engine `{self.engine.kind}`; leave one of the two out"
             )

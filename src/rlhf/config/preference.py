@@ -65,10 +65,7 @@ class DPOConfig(PairLossSettings, PairsConfig, AgainstReference):
     beta: float = Field(0.1, gt=0)
     """Strength of the pull towards the reference policy."""
     loss: PairLoss = "sigmoid"
-    """DPO's own; the hinge of SLiC-HF and RSO (arXiv:2309.06657); IPO (2310.12036); robust DPO (2403.00409); EXO (2402.00856);
-    DiscoPOP (2406.08414); NCA (2402.05369); BCO on pairs (2404.04656), without the shift that `kto` has; SPPO with hard labels
-    (2405.00675); APO-zero and APO-down (2408.06266); AOT on pairs and unpaired (2406.05882), which compare all pairs of a step
-    and cost one more forward."""
+    """What is computed of a pair's margin; `rlhf methods` says of each choice what it is and who published it."""
     ipo_per_token: bool = False
     """IPO with log-ratios per token, as its authors' code has them, instead of the paper's per completion."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from rlhf.config.base import BaseConfig, FilePath, apply_overrides, named_things, refusal
 from rlhf.config.error_messages import TAG, shortened
@@ -96,8 +97,8 @@ class RecipeConfig(BaseConfig):
         return self
 
     @classmethod
+    @override
     def left_unchecked(cls, tree: Mapping[str, Any]) -> list[str]:
-        """See ``BaseConfig.left_unchecked``."""
         stages = tree.get("stages")
         if not isinstance(stages, Mapping):
             return []

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, field_validator, model_validator
 
-from rlhf.config.base import FunctionName, InputPath, Kind
+from rlhf.config.base import FUNCTION, FunctionName, InputPath, Kind
 from rlhf.config.capabilities import SuiteSource
 from rlhf.config.metric_table import Metric, metric_named
-from rlhf.config.rewards import FUNCTION
 from rlhf.errors import UnknownNameError
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import BaseConfig, InputPath
+from rlhf.config.function_reward import FunctionRewardConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.reward_base import RewardBase
-from rlhf.config.rewards import FunctionRewardConfig, JudgeSpec
+from rlhf.config.rewards import JudgeSpec
 from rlhf.config.search_revision import CriticSpec, FunctionCriticConfig, ModelCriticConfig
 from rlhf.config.search_strategies import AnswerConfig, StrategyConfig, StrategySpec
 from rlhf.config.yaml_text import read_yaml

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from rlhf.config.base import BaseConfig, FunctionName, InputPath, Kind, Names
+from rlhf.config.base import FUNCTION, BaseConfig, FunctionName, InputPath, Kind, Names
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import FUNCTION
 
 PLACEHOLDER = re.compile(r"\{(prompt|draft|rejected|critique)\}")
 CRITIQUE = """Task:

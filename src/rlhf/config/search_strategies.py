@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rlhf.config.base import BaseConfig, FunctionName, Kind, Names
-from rlhf.config.rewards import FUNCTION
+from rlhf.config.base import FUNCTION, BaseConfig, FunctionName, Kind, Names
 from rlhf.config.search_revision import RevisionConfig
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.methods import METHODS, OWN_KINDS
@@ -132,18 +131,11 @@ class StageClasses(Mapping[str, "type[StageConfig]"]):
 
 @cache
 def _imported(kind: str, settings: str) -> type[StageConfig]:
+    from rlhf.config.kind_lines import class_of_line
     from rlhf.config.stage_inputs import StageConfig
 
-    stage: Any = METHODS[kind].stage if not settings else None
-    if settings:
-        module, _, name = settings.partition(":")
-        try:
-            stage = getattr(import_module(f"{__package__}.{module}"), name)
-        except (ModuleNotFoundError, AttributeError) as err:
-            raise ConfigError(
-                f"The stage kind {kind!r} is {settings!r} in STAGE_KINDS (rlhf/config/stages.py), which can't be imported: "
-                f"{type(err).__name__}: {err}. The line names `module:Class` below rlhf.config; see docs/extending.md."
-            ) from err
+    of = f"The stage kind {kind!r} in STAGE_KINDS (rlhf/config/stages.py)"
+    stage: Any = class_of_line(settings, StageConfig, of=of) if settings else METHODS[kind].stage
     if not (isinstance(stage, type) and issubclass(stage, StageConfig)) or stage.kind_name() != kind:
         raise ConfigError(
             f"The stage kind {kind!r} should be a class below StageConfig with `kind: Literal[{kind!r}]`; got {stage!r}."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
-from rlhf.errors import ConfigError, did_you_mean_file
+from rlhf.errors import ConfigError, did_you_mean_file, with_article
 
 MOST_CHARACTERS = 1_000_000
 """A recipe has a few thousand."""
@@ -52,7 +52,7 @@ def read_yaml(path: Path | str, *, written_by_us: bool = False) -> dict[str, Any
     if tree is None:
         raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__}; it should hold keys and values.")
+        raise ConfigError(f"{path} holds {with_article(type(tree).__name__)}; it should hold keys and values.")
     return tree
 
 

@@ -103,6 +103,11 @@ def open_source(
     if hasattr(source, "features") and hasattr(source, "info"):
         return [_dataset_part(source, "")]
     if isinstance(source, Mapping):
+        if "path" in source:
+            raise DataError(
+                "The data is a mapping with `path`, as a recipe's `data` is; in Python give the path, and what else it holds by keyword "
+                "(max_length=...) or as a method (deduplicate())."
+            )
         if split is None or split not in source:
             raise DataError(f"The data has several splits ({listed(source)}) and split is {split!r}; name one of them.")
         return open_source(source[split])

@@ -121,7 +121,7 @@ class RowTrial:
     """Tokenizes rows one by one, to see what a run would refuse."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, made_for: str | None, options: DatasetOptions) -> None:
-        """See ``view_rows``."""
+        """What ``view_rows`` is called with."""
         self._tokenizer = tokenizer
         self._made_for = made_for
         self._options = options

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.base import FUNCTION
 from rlhf.config.judges import is_judge_config, with_any_judge
 from rlhf.config.metric_table import METRICS, NEEDS, NO_COMPLETIONS, Metric, check_metric_names, missing_need, unmet
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.rewards import FUNCTION
 from rlhf.data.accepted import ACCEPTED, TEACHES
 from rlhf.data.contracts import Kind, PreferenceRow, Prompt, Row
 from rlhf.data.datasets import GRPODataset, TokenizedDataset
@@ -370,7 +370,7 @@ class _OwnFunction:
     name: str
 
     def __call__(self, inputs: MetricInputs) -> Measured:
-        """See ``rlhf.evaluation.metrics.reward_score``."""
+        """Scores of the completions, each a number."""
         from rlhf.evaluation.metrics.reward_score import reward_score
 
         scorer = FunctionReward(self.function, name=self.name, in_process=True, on_error="report")

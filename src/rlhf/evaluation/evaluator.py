@@ -10,7 +10,7 @@ import numpy as np
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError, DataError, kind_of
 from rlhf.evaluation.changes import Answers, changes_between, choose_samples, prompt_pairs, proxy_agreement
 from rlhf.evaluation.evaluate_model import ModelLike, evaluate_model
 from rlhf.evaluation.intervals import mean_interval, unit_means
@@ -181,6 +181,10 @@ class RLHFEvaluator:
         seed: int = 0,
         **needs: Any,
     ) -> None:
+        if judge is not None and not isinstance(judge, str) and not hasattr(judge, "score") and not callable(judge):
+            raise ConfigError(
+                f"judge is {kind_of(judge)}; expected a function, a scorer, or `package.module:function`."
+            )
         self.judge = load_judge(judge) if isinstance(judge, str) else judge
         self.metrics = metrics
         self.sampling = sampling or SamplingConfig()
@@ -198,7 +202,7 @@ class RLHFEvaluator:
         reward_model: RewardModel | None = None,
         pairs: Pairs | None = None,
     ) -> Evaluation:
-        """See ``evaluate_policies``.
+        """Compare two policies by the judge on the same prompts, with ``evaluate_policies``.
 
         Raises:
             ConfigError: The evaluator has no judge.
@@ -221,7 +225,7 @@ class RLHFEvaluator:
     def evaluate_model(
         self, model: ModelLike, test_dataset: Any, metrics: Sequence[str] | str | None = None, **needs: Any
     ) -> ModelEvaluation:
-        """See ``rlhf.evaluate_model``; what is given here comes before what the evaluator was made with."""
+        """Measure one policy with ``rlhf.evaluate_model``; what is given here comes before what the evaluator was made with."""
         own: dict[str, Any] = {
             "judge": self.judge, "sampling": self.sampling, "samples_per_prompt": self.samples_per_prompt,
             "tie_band": self.tie_band, "seed": self.seed,

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.judges import JudgeBase
+from rlhf.config.judge_base import JudgeBase
 from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError
 from rlhf.evaluation.intervals import CONFIDENCE, Estimate

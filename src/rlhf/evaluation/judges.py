@@ -30,7 +30,7 @@ from typing import Any
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.data.world.judge import judge as judge_world
-from rlhf.errors import RewardError, text_of
+from rlhf.errors import RewardError, text_of, with_article
 from rlhf.rewards.functions import function_arguments, load_function
 from rlhf.rewards.types import CompletionLike, Scorer, TextCompletion, ask_scorer, sample_name
 from rlhf.rewards.worker import RESERVED, chat_hint
@@ -260,7 +260,9 @@ def _ask(
         verdicts = verdicts.tolist()
     if isinstance(verdicts, str | bytes | Mapping) or not hasattr(verdicts, "__len__") or len(verdicts) != len(names):
         got = (
-            counted(len(verdicts), "verdict") if isinstance(verdicts, list | tuple) else f"a {type(verdicts).__name__}"
+            counted(len(verdicts), "verdict")
+            if isinstance(verdicts, list | tuple)
+            else f"{with_article(type(verdicts).__name__)}"
         )
         raise RewardError(
             f"The judge {judge_name(judge)} returned {got} for {counted(len(names), 'completion')}; it must return a list with a "

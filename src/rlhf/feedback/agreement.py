@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf.data.message_text import counted
-from rlhf.errors import DataError, look_up
+from rlhf.errors import DataError, kind_of, look_up
 from rlhf.evaluation.intervals import RESAMPLES, Estimate, bootstrap_tail, check_confidence
 from rlhf.formatting import percentage
 
@@ -213,6 +213,10 @@ def calculate_fleiss_kappa(
     """
     if (ratings is None) == (counts is None):
         raise DataError("Give ratings, or counts of them by category, and not both.")
+    for name, table in (("ratings", ratings), ("counts", counts)):
+        for place, item in enumerate(() if table is None else table):
+            if isinstance(item, (str, Mapping)) or not hasattr(item, "__len__"):
+                raise DataError(f"{name}[{place}] is {kind_of(item)}; expected a list with all {name} of the item.")
     if counts is not None:
         ratings = [[category for category, times in enumerate(row) for _ in range(times)] for row in counts]
     assert ratings is not None

@@ -118,7 +118,7 @@ def _names(votes: Sequence[Mapping[str, Any]]) -> dict[tuple[str | None, str], s
     names: dict[tuple[str | None, str], str] = {}
     for model, of in versions.items():
         for weights, version in of.items():
-            more = f" version {version}" if version is not None else f" {weights[:10] or '(no weights told)'}"
+            more = f" version {version}" if version is not None else f" {weights[:10] or '(weights not known)'}"
             names[model, weights] = model if len(of) == 1 else f"{model}{more}"
     return names
 

@@ -74,7 +74,7 @@ def read_guidelines(path: Path | str) -> list[AnnotationGuideline]:
             wrong.append(
                 (
                     lines.of(number, "name"),
-                    f"name: {guideline.name!r} stands on line {lines.of(earlier, 'name')} already.",
+                    f"name: {guideline.name!r} is on line {lines.of(earlier, 'name')} already.",
                 )
             )
         guidelines.append(guideline)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, check_number
 from rlhf.evaluation.sample_size import check_shares
 from rlhf.feedback.learning_curve import PairsNeeded
 from rlhf.formatting import percentage
@@ -80,6 +80,11 @@ def estimate_annotation_cost(
     Raises:
         ConfigError: A number is negative, or a pair is judged less than once.
     """
+    for name, value in {
+        "num_pairs": num_pairs, "judgments_per_pair": judgments_per_pair, "price_per_judgment": price_per_judgment,
+        "responses_per_pair": responses_per_pair, "price_per_response": price_per_response,
+    }.items():  # fmt: skip
+        check_number(value, name=name, expected="a number")
     if min(num_pairs, price_per_judgment, price_per_response, responses_per_pair) < 0 or judgments_per_pair < 1:
         raise ConfigError(
             "Costs need counts and prices of at least 0, and at least one judgment of each pair; got "

@@ -159,7 +159,7 @@ def _place(name: str, event: EventRow) -> tuple[str, str, str]:
 
 def _why_no(name: str, event: EventRow, known: _Known) -> str:
     noun = name.replace("_", " ")
-    return f"its id stands for several {noun}s" if known.get(_place(name, event)) else f"no {noun} is known"
+    return f"its id is that of several {noun}s" if known.get(_place(name, event)) else f"no {noun} is known"
 
 
 def _last_of_users(events: Iterable[tuple[EventRow, Mapping[str, Any]]]) -> set[int]:

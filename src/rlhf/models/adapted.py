@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import NoneType
 from typing import Any, TypeVar
 
 from peft import PeftModel, TaskType
 from transformers import PreTrainedModel
 
 from rlhf.config.model import LoRAConfig
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, check_type
 from rlhf.models.adapters import add_lora, compile_backbone
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel
@@ -19,7 +21,9 @@ from rlhf.models.value import ValueModel
 AnyModel = TypeVar("AnyModel", PolicyModel, RewardModel, ProcessRewardModel, ValueModel, PreTrainedModel, PeftModel)
 
 
-def apply_lora(model: PolicyModel | PreTrainedModel, lora: LoRAConfig | None = None, *, seed: int = 0) -> Any:
+def apply_lora(
+    model: PolicyModel | PreTrainedModel, lora: LoRAConfig | Mapping[str, Any] | None = None, *, seed: int = 0
+) -> Any:
     """Put a fresh low-rank adapter on a causal language model; its own weights are frozen.
 
     The adapter starts at zero effect (A random, B zero), so log-probabilities are those of the model. ``quantize_4bit`` belongs to
@@ -29,7 +33,7 @@ def apply_lora(model: PolicyModel | PreTrainedModel, lora: LoRAConfig | None = N
 
     Args:
         model: Changed in place: layers are replaced inside it.
-        lora: Rank, alpha, dropout and layers; by default those of ``LoRAConfig()``.
+        lora: Rank, alpha, dropout and layers, also as a mapping; by default those of ``LoRAConfig()``.
         seed: Seeds A.
 
     Returns:
@@ -43,7 +47,8 @@ def apply_lora(model: PolicyModel | PreTrainedModel, lora: LoRAConfig | None = N
         raise ModelError("This model has an adapter already; merge it first (`model.merge_and_unload()` of peft).")
     if not isinstance(inner, PreTrainedModel):
         raise ModelError(f"apply_lora takes a PolicyModel or a transformers model; got {type(model).__name__}.")
-    chosen = lora or LoRAConfig()
+    check_type(lora, (LoRAConfig, Mapping, NoneType), name="lora", expected="a LoRAConfig, such as LoRAConfig(rank=8)")
+    chosen = LoRAConfig.of(lora) if isinstance(lora, Mapping) else lora or LoRAConfig()
     if chosen.quantize_4bit:
         raise ModelError(
             "quantize_4bit belongs to loading: PolicyModel.from_pretrained(ModelConfig(path=..., lora=...))."

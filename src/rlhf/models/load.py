@@ -25,7 +25,7 @@ from transformers import (
 
 from rlhf.allocator import forget_kernels
 from rlhf.config.model import ModelConfig
-from rlhf.errors import ModelError, did_you_mean
+from rlhf.errors import ConfigError, ModelError, check_type, did_you_mean
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import DTYPES, adapt, attach_adapter, four_bit
 from rlhf.models.checks import (
@@ -43,9 +43,33 @@ from rlhf.models.sources import first_line, hub_options, is_adapter, model_sourc
 from rlhf.models.tokens import load_tokenizer, settle_tokens
 from rlhf.models.weights import align_weights, check_complete, check_finite, seeded
 
+NOT_GIVEN: Any = None
+"""In place of a tokenizer, so that ``PolicyModel("folder")`` is answered with how a folder is loaded."""
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    """Refuse a model without its tokenizer.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if tokenizer is None:
+        raise ConfigError("tokenizer is missing; give the model's, or load both with from_pretrained(folder).")
+
+
+def as_model_config(config: ModelConfig | str | Path) -> ModelConfig:
+    """How to load a model, of whatever means it.
+
+    Raises:
+        ConfigError: It means none.
+    """
+    expected = "a folder or hub name, or a ModelConfig(path=..., dtype=...)"
+    check_type(config, (ModelConfig, str, Path), name="model", expected=expected)
+    return config if isinstance(config, ModelConfig) else ModelConfig.of({"path": str(config)})
+
 
 def load_causal_lm(
-    config: ModelConfig | str, *, seed: int
+    config: ModelConfig | str | Path, *, seed: int
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """A causal language model and its tokenizer, checked against each other, ready to train.
 
@@ -62,7 +86,7 @@ def load_causal_lm(
     Raises:
         ModelError: The model is not available or can't be trained; the message says why and what to do.
     """
-    config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
+    config = as_model_config(config)
     check_start(config)
     tokenizer = load_tokenizer(config)
     model = load_base(config, tokenizer, seed=seed)

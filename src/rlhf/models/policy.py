@@ -23,7 +23,7 @@ from rlhf.errors import DataError, ModelError, check_type
 from rlhf.files import write_text
 from rlhf.models.card import model_card
 from rlhf.models.folders import module_fingerprint, save_weights, write_folder_aside
-from rlhf.models.load import load_causal_lm
+from rlhf.models.load import NOT_GIVEN, check_tokenizer, load_causal_lm
 from rlhf.models.paths import PathChoice, choose_path, groups_of
 from rlhf.models.score import ScorePath, TokenScores, base_model, evaluating, score
 from rlhf.models.sources import source_name
@@ -38,7 +38,7 @@ class PolicyModel(nn.Module):
     def __init__(
         self,
         model: PreTrainedModel | PeftModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase = NOT_GIVEN,
         *,
         choice: PathChoice | None = None,
     ) -> None:
@@ -52,12 +52,13 @@ class PolicyModel(nn.Module):
         super().__init__()
         expected = "a transformers model; PolicyModel.from_pretrained(folder) loads one with its tokenizer"
         check_type(model, nn.Module, name="model", expected=expected)
+        check_tokenizer(tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.choice = choice
 
     @classmethod
-    def from_pretrained(cls, config: ModelConfig | str, *, seed: int = 0) -> Self:
+    def from_pretrained(cls, config: ModelConfig | str | Path, *, seed: int = 0) -> Self:
         """Load by folder, hub name or `embedded`; see ``load_causal_lm``."""
         return cls(*load_causal_lm(config, seed=seed))
 
@@ -158,7 +159,7 @@ class PolicyModel(nn.Module):
         prompts: Text | Sequence[Text],
         *,
         num_samples: int = 1,
-        sampling: SamplingConfig | None = None,
+        sampling: SamplingConfig | Mapping[str, Any] | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> list[list[Any]]:
@@ -172,7 +173,7 @@ class PolicyModel(nn.Module):
         Args:
             prompts: Texts, or messages in the chat template; one or several.
             num_samples: Completions for each.
-            sampling: How they are drawn.
+            sampling: How they are drawn, also as a mapping.
             seed: The same seed gives the same samples.
             settings: Keys of ``SamplingConfig`` in place of ``sampling``, or to change some of it.
 

@@ -31,7 +31,7 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
-from rlhf.models.load import load_base
+from rlhf.models.load import NOT_GIVEN, as_model_config, check_tokenizer, load_base
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel, merged
 from rlhf.models.scalar import HeadSettings, build_scalar_model, head_outputs
@@ -51,7 +51,7 @@ class ProcessRewardModel(ScalarModel):
     def __init__(
         self,
         member: PreTrainedModel | PeftModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase = NOT_GIVEN,
         *,
         step_separator: str = "\n",
         aggregate: str = "product",
@@ -74,6 +74,7 @@ class ProcessRewardModel(ScalarModel):
             raise ConfigError(f"aggregate is {aggregate!r}; wanted one of {', '.join(STEP_AGGREGATIONS)}.")
         made = "a model with a scalar head; use ProcessRewardModel.from_policy(policy) or ProcessRewardModel.from_pretrained(folder)"
         check_type(member, nn.Module, name="member", expected=made)
+        check_tokenizer(tokenizer)
         self.members = nn.ModuleList([member])
         self.tokenizer = tokenizer
         self.step_separator = step_separator
@@ -146,7 +147,7 @@ class ProcessRewardModel(ScalarModel):
         Raises:
             ModelError: It can't be loaded, or is not a process reward model.
         """
-        config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
+        config = as_model_config(config)
         if config.path is None:
             raise ModelError(
                 "A process reward model is loaded from a folder or the hub; to start one use ProcessRewardModel.from_policy."

@@ -26,7 +26,7 @@ from rlhf.models.folders import (
     write_settings,
 )
 from rlhf.models.learned_scalars import LearnedScalars
-from rlhf.models.load import load_base
+from rlhf.models.load import NOT_GIVEN, as_model_config, check_tokenizer, load_base
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel, merged
 from rlhf.models.scalar import (
@@ -67,7 +67,7 @@ class RewardModel(ScalarModel):
     def __init__(
         self,
         members: Sequence[PreTrainedModel | PeftModel],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase = NOT_GIVEN,
         *,
         head_dropout: float = 0.0,
         choice: PathChoice | None = None,
@@ -83,6 +83,7 @@ class RewardModel(ScalarModel):
         super().__init__(choice=choice)
         made = "a list of models with scalar heads; use RewardModel.from_policy(policy) or RewardModel.from_pretrained(folder)"
         check_type(members, (list, tuple, nn.ModuleList), name="members", expected=made)
+        check_tokenizer(tokenizer)
         self.members = nn.ModuleList(members)
         self.tokenizer = tokenizer
         self.head_dropout = head_dropout
@@ -144,7 +145,7 @@ class RewardModel(ScalarModel):
         Raises:
             ModelError: It can't be loaded, or is not a reward model.
         """
-        config = ModelConfig.of({"path": str(config)}) if isinstance(config, str | Path) else config
+        config = as_model_config(config)
         if config.path is None:
             raise ModelError(
                 "A reward model is loaded from a folder or the hub; to start one use RewardModel.from_policy."
@@ -215,11 +216,6 @@ class RewardModel(ScalarModel):
     def scores(self, batch: PackedBatch) -> Tensor:
         """[S] the mean of the normalized scores. Differentiable; call it under ``torch.no_grad`` to judge."""
         return self.member_scores(batch).mean(0)
-
-    def scores_and_spread(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """[S] means and [S] standard deviations over the K scores, 0 where K is 1."""
-        each = self.member_scores(batch)
-        return each.mean(0), each.std(0, correction=0)
 
     def member(self, number: int) -> RewardModel:
         """A single member, sharing its weights: ensembles are trained one member at a time."""

@@ -60,7 +60,7 @@ class OutputHead:
     transform: LogitTransform
 
     def logprobs(self, hidden: Tensor, token: Tensor, *, temperature: float, **wanted: bool) -> TokenLogprobs:
-        """See ``token_logprobs``; a projection that carries an adapter runs as a module, in checkpointed tiles."""
+        """Log-probabilities as ``token_logprobs`` gives them; a projection that carries an adapter runs as a module, in checkpointed tiles."""
         if type(self.module) is nn.Linear:
             weight, bias, transform = self.module.weight, self.module.bias, self.transform
             return token_logprobs(hidden, weight, bias, token, temperature=temperature, transform=transform, **wanted)

@@ -29,6 +29,7 @@ from rlhf.models.folders import (
     write_folder_aside,
     write_settings,
 )
+from rlhf.models.load import as_model_config
 from rlhf.models.paths import PathChoice
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
@@ -79,7 +80,7 @@ class ValueModel(ScalarModel):
         policy: PolicyModel,
         *,
         head: Literal["zero", "random"] = "zero",
-        head_kind: HeadKind = "linear",
+        value_head: HeadKind = "linear",
         head_hidden_size: int | None = None,
         lora: LoRAConfig | None = None,
         seed: int = 0,
@@ -89,7 +90,7 @@ class ValueModel(ScalarModel):
         Args:
             policy: Stays as it is.
             head: "zero" begins with value 0 everywhere, so that the first advantages are the rewards.
-            head_kind: "linear", or "mlp" for a hidden GELU layer.
+            value_head: "linear", or "mlp" for a hidden GELU layer.
             head_hidden_size: Width of an mlp's hidden layer; None for the model's.
             lora: Train an adapter and the head.
             seed: Seeds head and adapter.
@@ -97,7 +98,7 @@ class ValueModel(ScalarModel):
         check_type(
             policy, PolicyModel, name="policy", expected="a PolicyModel; PolicyModel.from_pretrained(folder) loads one"
         )
-        return cls._build(copied_backbone(policy.model), head, lora, seed, form=_form(head_kind, head_hidden_size))
+        return cls._build(copied_backbone(policy.model), head, lora, seed, form=_form(value_head, head_hidden_size))
 
     @classmethod
     def from_reward(
@@ -106,7 +107,7 @@ class ValueModel(ScalarModel):
         *,
         member: int = 0,
         head: HeadInit = "zero",
-        head_kind: HeadKind = "linear",
+        value_head: HeadKind = "linear",
         head_hidden_size: int | None = None,
         lora: LoRAConfig | None = None,
         seed: int = 0,
@@ -117,13 +118,13 @@ class ValueModel(ScalarModel):
             reward: Stays as it is.
             member: Which one of an ensemble.
             head: "reward" also takes over a linear head with its normalization: values begin as the scores of unfinished texts.
-            head_kind: "linear", or "mlp" for a hidden GELU layer.
+            value_head: "linear", or "mlp" for a hidden GELU layer.
             head_hidden_size: Width of an mlp's hidden layer; None for the model's.
             lora: Train an adapter and the head.
             seed: Seeds head and adapter.
         """
         source: Any = reward.members[member]
-        backbone, form = copied_backbone(source), _form(head_kind, head_hidden_size)
+        backbone, form = copied_backbone(source), _form(value_head, head_hidden_size)
         if head != "reward":
             return cls._build(backbone, head, lora, seed, form=form)
         single = reward.member(member)
@@ -146,7 +147,7 @@ class ValueModel(ScalarModel):
         policy: PolicyModel,
         *,
         head: Literal["zero", "random"] = "zero",
-        head_kind: HeadKind = "linear",
+        value_head: HeadKind = "linear",
         head_hidden_size: int | None = None,
         seed: int = 0,
     ) -> Self:
@@ -154,14 +155,14 @@ class ValueModel(ScalarModel):
         backbone = backbone_of(base_model(policy.model))
         width = int(backbone.config.get_text_config().hidden_size)
         with seeded(seed, "value head"):
-            module = ScalarHead(width, _form(head_kind, head_hidden_size))
+            module = ScalarHead(width, _form(value_head, head_hidden_size))
         _set_head(module, head)
         return cls(None, module.to(policy.device)).eval()
 
     @classmethod
     def from_pretrained(cls, config: ModelConfig | str) -> Self:
         """Load what ``save_pretrained`` wrote."""
-        config = ModelConfig.of({"path": config}) if isinstance(config, str) else config
+        config = as_model_config(config)
         folder = Path(config.path or "").expanduser()
         settings = read_settings(folder, SETTINGS_FILE)
         # The folder of a head alone is not a complete model folder.

@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from rlhf.config.function_reward import FunctionRewardConfig
+from rlhf.config.learned_rewards import CombinedRewardConfig
 from rlhf.config.recipe import STAGE
 from rlhf.config.reward_base import RewardBase
-from rlhf.config.rewards import CombinedRewardConfig, FunctionRewardConfig
 from rlhf.data.read import open_rows
 from rlhf.errors import RLHFError
 from rlhf.evaluation.measures import KnownTexts

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.judges import EndpointJudgeConfig, JudgeBase, JuryJudgeConfig
+from rlhf.config.judge_base import JudgeBase
+from rlhf.config.judge_types.endpoint_judge import EndpointJudgeConfig
+from rlhf.config.judge_types.jury import JuryJudgeConfig
 from rlhf.config.stages import BY_KIND
 from rlhf.errors import ConfigError
 from rlhf.pipeline.compared_models import Side

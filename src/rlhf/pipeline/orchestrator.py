@@ -26,7 +26,7 @@ from rlhf.config.model import AUTO
 from rlhf.config.recipe import RecipeConfig, stage_references
 from rlhf.config.requirements import Requirement
 from rlhf.config.stages import BY_KIND, JUDGE_KINDS, POLICY_KINDS
-from rlhf.errors import ConfigError, RLHFError, text_of
+from rlhf.errors import ConfigError, RLHFError, kind_of, text_of
 from rlhf.evaluation.suites.suite import load_suite
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.scalar_model import PROCESS_SETTINGS_FILE
@@ -422,7 +422,7 @@ class RLHFOrchestrator(StagedRun):
             return str(model)
         if not isinstance(model, SaveableModel):
             raise ConfigError(
-                f"{argument} is a {type(model).__name__}; expected a folder, a hub name or a model such as PolicyModel(model, tokenizer)."
+                f"{argument} is {kind_of(model)}; expected a folder, a hub name or a model such as PolicyModel(model, tokenizer)."
             )
         folder = self.run_dir / HANDED_OVER / f"{type(model).__name__}-{model.fingerprint()[:16]}"
         if not folder.is_dir():

@@ -140,7 +140,7 @@ class Pipeline:
         planner = Planner(self.recipe, self.run_dir, options)
         plans = planner.plan()
         recipe = yaml_of(self.recipe.model_dump(mode="json"))
-        if all(plan.action is Action.KEPT for plan in plans) and self._is_told(recipe):
+        if all(plan.action is Action.KEPT for plan in plans) and self._is_up_to_date(recipe):
             return self._nothing_to_do(plans, brief=options.brief)
         self._announce(plans, brief=options.brief)
         if options.request:
@@ -174,7 +174,7 @@ class Pipeline:
         except Exception:
             logger.debug("No report of the failed run could be written", exc_info=True)
 
-    def _is_told(self, recipe: str) -> bool:
+    def _is_up_to_date(self, recipe: str) -> bool:
         """Whether recipe, manifest, summary and report are there and say what they would say."""
         if not all((self.run_dir / name).is_file() for name in WRITTEN):
             return False

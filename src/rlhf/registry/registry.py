@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import ConfigError, ModelError, StorageError, did_you_mean
+from rlhf.errors import ConfigError, ModelError, StorageError, check_type, did_you_mean
 from rlhf.files import check_space, fsync, make_folder, remove_leftovers, sha256, storage_errors, write_json
 from rlhf.models.adapter_base import base_folder, base_name
 from rlhf.registry.history import Action, Event, append_event, read_history
@@ -83,6 +83,7 @@ class Registry:
     """
 
     def __init__(self, folder: Path | str = DEFAULT) -> None:
+        check_type(folder, (str, Path), name="folder", expected="that of the registry")
         self.folder = Path(folder)
 
     def versions(self) -> list[Version]:

@@ -74,7 +74,7 @@ class CompositeReward:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: From a component, or because none applies to a sample or a sum is beyond all numbers.

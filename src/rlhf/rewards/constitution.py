@@ -13,7 +13,7 @@ from rlhf.rewards.composite import Component, ask_components
 from rlhf.rewards.types import CompletionLike, OnError, RewardContext, Scorer, ScoreResult, sample_name
 
 if TYPE_CHECKING:
-    from rlhf.config.rewards import ConstitutionRewardConfig
+    from rlhf.config.constitution import ConstitutionRewardConfig
 
 Combination = Literal["sum", "min"]
 
@@ -97,7 +97,7 @@ class ConstitutionalRewardWrapper:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: A principle has no verdict on a sample, or none applies to it.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlhf.config.rewards import Combine
+from rlhf.config.learned_rewards import Combine
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, check_type, look_up
 from rlhf.rewards.composite import Component, ask_components, distinct_names, standardized
@@ -107,7 +107,7 @@ class EnsembleReward:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: From a judge, or because none applies to a sample.

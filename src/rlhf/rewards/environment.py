@@ -18,7 +18,7 @@ class EnvironmentReward:
     name = "environment"
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``."""
+        """Judge each completion."""
         given = [getattr(completion, "environment_reward", None) for completion in completions]
         errors = {
             place: getattr(completions[place], "environment_error", None) or NONE_THERE

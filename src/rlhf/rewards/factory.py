@@ -148,7 +148,7 @@ def as_scorer(reward: Any, *, tokenizer: PreTrainedTokenizerBase | None = None) 
     check_type(
         reward,
         (str, list, tuple, Mapping, RewardBase),
-        name="scorer",
+        name="reward",
         expected="a scorer such as LearnedReward(folder), a function, or what a recipe's reward takes",
     )
     return build_reward(reward, tokenizer=tokenizer)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rlhf.config.rewards import FUNCTION, FunctionRewardConfig
+from rlhf.config.base import FUNCTION
+from rlhf.config.function_reward import FunctionRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, kind_of, text_of
 from rlhf.rewards.checked_values import NONE_ALONE, checked, refusal, refuse, score_result
@@ -91,7 +92,7 @@ class FunctionReward:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``. A verdict of None is an error here: a function alone must judge every sample.
+        """Judge each completion. A verdict of None is an error here: a function alone must judge every sample.
 
         Raises:
             RewardError: Names the function and the first sample that it fails on.
@@ -106,7 +107,7 @@ class FunctionReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``.
+        """Verdicts [n], None where it does not apply or failed, and why it failed on which sample.
 
         Raises:
             RewardError: It failed, and this scorer was not built to report that.

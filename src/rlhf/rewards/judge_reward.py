@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rlhf.config.judge_base import PromptedJudgeConfig
 from rlhf.config.judge_reward import JudgeRewardConfig, judges_inside
-from rlhf.config.judges import EndpointJudgeConfig, PromptedJudgeConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import BudgetError, InterruptedRun, RLHFError, text_of
 from rlhf.files import write_json
@@ -67,10 +67,7 @@ class JudgeReward:
         most = None if config.max_requests is None or not prompted else config.max_requests // len(prompted)
         judge = build_judge(config.judge, cache=keeps / VERDICTS, max_verdicts=most, keeps_refusals=True)
         self.judge = _asked_so(judge, config)
-        self.priced = bool(prompted) and all(
-            not isinstance(each, EndpointJudgeConfig) or None not in (each.input_price, each.output_price)
-            for each in prompted
-        )
+        self.priced = bool(prompted) and all(None not in each.prices for each in prompted)
         self.problem = _problem(config)
         """Why its verdicts are not to be relied on yet; empty where it has a certificate, or needs none."""
         self.num_answers = 0
@@ -105,7 +102,7 @@ class JudgeReward:
         )
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``. Completions of one prompt are asked about together.
+        """Judge each completion. Completions of one prompt are asked about together.
 
         Raises:
             RewardError: The judge does not answer, or a completion has no verdict and this was not built to report that.

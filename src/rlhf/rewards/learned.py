@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
-from rlhf.config.rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
+from rlhf.config.learned_rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import check_type, look_up
@@ -65,7 +66,7 @@ class LearnedReward(ModelReward[RewardModel]):
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: A sample is too long for the model and none is cut (``lengths``), or gets a score that is not finite.
@@ -81,8 +82,8 @@ class LearnedReward(ModelReward[RewardModel]):
         parts = {f"{self.name}_std": [None if place in result.errors else std for place, std in enumerate(spread)]}
         return replace(result, per_component={**result.per_component, **parts})
 
+    @override
     def groups(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
-        """See ``ModelReward``."""
         who, tokenizer = f"The reward model {self.name}", self.model.tokenizer
         as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
         groups = groups_of_samples(tokenizer, prompts, completions, as_ids=as_ids, who=who)
@@ -102,8 +103,8 @@ class LearnedReward(ModelReward[RewardModel]):
             ]
         return torch.cat(parts, dim=1) if parts else torch.zeros(self.model.num_scores, 0)
 
+    @override
     def scores(self, groups: Sequence[Group], outputs: Tensor) -> list[float]:
-        """See ``ModelReward``."""
         scores: list[float] = combine_scores(outputs, how=self.combine, std_coef=self.std_coef).tolist()
         return scores
 

@@ -85,7 +85,7 @@ class LengthDebiasedReward:
         return self._name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: From the scorer, or there are too few completions.

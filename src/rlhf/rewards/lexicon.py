@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf.config.rewards import LexiconRewardConfig
+from rlhf.config.rule_rewards import LexiconRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import DataError
 from rlhf.rewards.functions import FunctionReward
@@ -95,7 +95,7 @@ class LexiconReward:
         return valences
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``."""
+        """Judge each completion."""
         return self._scorer.score(prompts, completions)
 
 

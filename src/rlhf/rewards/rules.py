@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf.config.rewards import RulesRewardConfig
+from rlhf.config.rule_rewards import RulesRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.types import CompletionLike, RewardContext, ScoreResult
@@ -63,7 +63,7 @@ class RuleBasedReward:
         return score
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``."""
+        """Judge each completion."""
         return self._scorer.score(prompts, completions)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.config.rewards import ServiceRewardConfig
+from rlhf.config.service_reward import ServiceRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, look_up
 from rlhf.rewards.background import run_async
@@ -92,7 +92,7 @@ class ServiceReward:
         self._caller.notify = notify
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``. No verdict is an error here: a service alone must judge every sample.
+        """Judge each completion. No verdict is an error here: a service alone must judge every sample.
 
         Raises:
             RewardError: The service does not answer, or gives no number for a sample.
@@ -106,7 +106,7 @@ class ServiceReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``.
+        """Verdicts [n], None where it does not apply or failed, and why it failed on which sample.
 
         Raises:
             RewardError: The service does not answer, or gives something that is not a number where this scorer was not

@@ -24,7 +24,7 @@ class RewardFunctionFactory:
         self.tokenizer = tokenizer
 
     def build(self, specs: Any) -> Scorer:
-        """See ``build_reward``."""
+        """A scorer of what a recipe's ``reward`` takes, as ``build_reward`` makes it."""
         return build_reward(specs, tokenizer=self.tokenizer)
 
     def from_model(self, model: RewardModel | str, *, name: str = "learned") -> LearnedReward:

@@ -10,8 +10,9 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
-from rlhf.config.rewards import ProcessRewardConfig
+from rlhf.config.learned_rewards import ProcessRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution
@@ -60,7 +61,7 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: A sample is too long for the model, or gets a score that is not finite.
@@ -73,7 +74,8 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
         return replace(result, per_component={**result.per_component, f"{self.name}_steps": counts})
 
     def groups(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> list[Group]:
-        """See ``ModelReward``; the column ``step_ends`` says where each completion's steps end."""
+        """The model's rows of samples, in order; neighbors that share a prompt are one group; the column ``step_ends`` says where each
+        completion's steps end."""
         who, tokenizer = f"The process reward model {self.name}", self.model.tokenizer
         as_ids = usable_ids(tokenizer, prompts, completions, same=self._same_ids)
         own = [getattr(completion, "scored", None) for completion in completions]
@@ -107,8 +109,8 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
             ]
         return torch.cat(parts)[None] if parts else torch.zeros(1, 0)
 
+    @override
     def scores(self, groups: Sequence[Group], outputs: Tensor) -> list[float]:
-        """See ``ModelReward``."""
         counts = torch.tensor([len(ends) for group in groups for ends in group.columns["step_ends"]], dtype=torch.int64)
         step_seq = torch.arange(len(counts)).repeat_interleave(counts)
         scores: list[float] = aggregate_steps(outputs[0], step_seq, len(counts), how=self.aggregate).exp().tolist()

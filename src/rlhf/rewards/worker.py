@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from rlhf.errors import ConfigError, InterruptedRun, did_you_mean, printable, text_of
+from rlhf.errors import ConfigError, InterruptedRun, did_you_mean, printable, text_of, with_article
 from rlhf.rewards.background import run_async
 
 PIPE_CLOSED = 113
@@ -166,7 +166,7 @@ def _no_list(result: Any) -> str:
         tuple: "",
         dict: "return the values alone, in the order of the completions",
     }.get(type(result), "return a list with a number or None for each completion")
-    what = "None" if result is None else f"a {type(result).__name__}"
+    what = "None" if result is None else f"{with_article(type(result).__name__)}"
     return f"it returned {what} instead of a list of numbers; {advice}"
 
 
@@ -240,7 +240,7 @@ def _shown(value: Any) -> str:
     try:
         return printable(repr(value)[:80])
     except Exception:
-        return f"a {type(value).__name__}"
+        return f"{with_article(type(value).__name__)}"
 
 
 def _hopeless(reason: str) -> CallError:

@@ -50,13 +50,13 @@ class Calculator:
         self._wanted = 0
 
     def reset(self, prompt: Prompt) -> None:
-        """See ``Environment``."""
+        """Start an episode with a prompt and the columns of its row."""
         if self.column not in prompt.columns:
             raise ValueError(f"the row has no column {self.column!r} with the right answer")
         self._wanted = int(prompt.columns[self.column])
 
     def step(self, text: str) -> Turn:
-        """See ``Environment``."""
+        """Respond to the text of the policy's turn, without special tokens."""
         call = CALL.search(text)
         if call is not None:
             result = calculate(call["expression"])

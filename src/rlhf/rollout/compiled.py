@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
+from typing_extensions import override
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.models.attention import AttentionSettings
@@ -65,14 +66,14 @@ class CompiledModel(FusedModel):
         """Of each layer's norms."""
         self._weights = self._tiled_weights()
 
+    @override
     def product(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See ``FusedModel.product``."""
         if self._kernels.has_tiles and can_tile(weight):
             return self._kernels.tiled_linear(weight, bias)
         return super().product(weight, bias)
 
+    @override
     def hidden(self, tokens: Tensor, positions: Tensor, layout: RowAttention) -> Tensor:
-        """See ``FusedModel.hidden``."""
         if not isinstance(layout, DecodeLayout):
             return super().hidden(tokens, positions, layout)
         x = F.embedding(tokens, self.embedding).float()
@@ -97,7 +98,7 @@ class CompiledModel(FusedModel):
         return super().logits(hidden)
 
     def draw(self, logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Tensor | None = None) -> Draw:
-        """See ``rlhf.rollout.sampling.draw``."""
+        """One token for each row and its log-probability, as ``rlhf.rollout.sampling.draw`` gives them."""
         if not is_plain(sampling) or logits.dtype != self.dtype:
             return draw(logits, uniform, sampling, seen=seen)
         return Draw(*self._kernels.draw(logits, uniform, temperature=sampling.temperature), None)

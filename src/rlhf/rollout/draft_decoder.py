@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlhf.models.attention import AttentionSettings
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
@@ -27,7 +28,7 @@ class DraftLayout(DecodeLayout):
     def __init__(
         self, cache: KVCache, group: np.ndarray, prompt_lens: np.ndarray, device: torch.device, *, room: int
     ) -> None:
-        """See ``DecodeLayout``."""
+        """Start after the prefill."""
         super().__init__(cache, group, prompt_lens, device, room=room)
         # Hidden places must be finite all the same: memory as it was found may hold NaN.
         cache.clear_rows(0, self.num_rows, room)
@@ -75,8 +76,8 @@ class DraftLayout(DecodeLayout):
         """int64 [N] where it goes in its row's room."""
         return self._own_places
 
+    @override
     def join(self, group: np.ndarray, prompt_lens: np.ndarray) -> None:
-        """See ``DecodeLayout.join``."""
         former, num_prompts = self.num_rows, len(self.prompt_lens)
         self.cache.clear_rows(former, former + len(group), self.room)
         self.born = np.concatenate([self.born, np.zeros(len(group), dtype=np.int64)])

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from rlhf.config.engines import DraftModelConfig, PromptLookupConfig
 from rlhf.config.policy import SamplingConfig
@@ -169,18 +170,18 @@ class DraftModelDecoder(DraftingDecoder):
         super().__init__(*args, **how)
         self.draft = draft
 
+    @override
     def prefill(self, prompts: Sequence[Sequence[int]], group: np.ndarray, max_new_tokens: int) -> Tensor:
-        """See ``PackedDecoder.prefill``."""
         self.draft.prefill(prompts, group, max_new_tokens)
         return super().prefill(prompts, group, max_new_tokens)
 
+    @override
     def join(self, prompts: Sequence[Sequence[int]], group: np.ndarray) -> Tensor:
-        """See ``PackedDecoder.join``."""
         self.draft.join(prompts, group)
         return super().join(prompts, group)
 
+    @override
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """See ``PackedDecoder.keep``."""
         self.draft.keep(alive)
         return super().keep(alive)
 

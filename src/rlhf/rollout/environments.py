@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkabl
 
 from rlhf.config.environments import EnvironmentBase
 from rlhf.data.contracts import Prompt
+from rlhf.errors import with_article
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +82,7 @@ class EnvironmentSession:
         raise NotImplementedError
 
     def step(self, text: str) -> Turn:
-        """See ``Environment``."""
+        """Respond to the text of the policy's turn, without special tokens."""
         raise NotImplementedError
 
     def finish(self) -> float | None:
@@ -258,15 +259,15 @@ def checked_turn(what: str, answer: Any) -> Turn:
     """
     if not isinstance(answer, Turn):
         raise EnvironmentFailedError(
-            f"{what} returned a {type(answer).__name__}; it must return a rlhf.rollout.environments.Turn"
+            f"{what} returned {with_article(type(answer).__name__)}; it must return a rlhf.rollout.environments.Turn"
         )
     if not isinstance(answer.observation, str):
         raise EnvironmentFailedError(
-            f"{what} gave an observation that is a {type(answer.observation).__name__}; it must be text"
+            f"{what} gave an observation that is {with_article(type(answer.observation).__name__)}; it must be text"
         )
     if not isinstance(answer.info, Mapping):
         raise EnvironmentFailedError(
-            f"{what} gave an info that is a {type(answer.info).__name__}; it must be a dict of numbers, empty for none"
+            f"{what} gave an info that is {with_article(type(answer.info).__name__)}; it must be a dict of numbers, empty for none"
         )
     reward = None if answer.reward is None else checked_number(what, "reward", answer.reward)
     info = {str(name): checked_number(what, f"info {name!r}", value) for name, value in answer.info.items()}

@@ -168,15 +168,15 @@ class EpisodeEngine:
         return self.engine.weight_version
 
     def load_weights(self, version: int) -> None:
-        """See ``RolloutEngine``."""
+        """Sample with the trainer's weights of this version from now on."""
         self.engine.load_weights(version)
 
     def pause(self) -> None:
-        """See ``RolloutEngine``."""
+        """Take no more requests until ``resume``; those under way end first."""
         self.engine.pause()
 
     def resume(self) -> None:
-        """See ``RolloutEngine``."""
+        """Take requests again."""
         self.engine.resume()
 
     def health(self) -> EngineHealth:
@@ -196,7 +196,7 @@ class EpisodeEngine:
         seed: int,
         rollout_index: int,
     ) -> list[list[Completion]]:
-        """See ``RolloutEngine.generate``; ``sampling.max_new_tokens`` is the limit of a whole episode.
+        """Sample ``num_samples`` completions of each prompt; ``sampling.max_new_tokens`` is the limit of a whole episode.
 
         Args:
             prompts: Each a ``rlhf.data.contracts.Prompt``: environments are given the whole of it.

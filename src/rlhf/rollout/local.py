@@ -99,7 +99,7 @@ class LocalEngine:
 
     @property
     def weight_version(self) -> int:
-        """See ``load_weights``."""
+        """Version of the weights that the next completion is sampled with."""
         return self._version
 
     @property
@@ -154,7 +154,7 @@ class LocalEngine:
         seed: int,
         rollout_index: int,
     ) -> list[list[Completion]]:
-        """See ``RolloutEngine.generate``.
+        """Sample ``num_samples`` completions of each prompt.
 
         Raises:
             ConfigError: ``num_samples`` below 1.
@@ -230,7 +230,7 @@ class LocalEngine:
         return self._draft.drafter(prompts, sampling, num_rows=num_rows, max_prefill_tokens=most)
 
     def _run(self, *args: Any, drafter: Drafter | None = None, **how: Any) -> SamplingRun:
-        """See ``SamplingRun``."""
+        """A run over the requests, with or without drafts."""
         if drafter is None or self.speculate is None:
             return SamplingRun(*args, **how)
         limits = {"draft_tokens": self.speculate.draft_tokens, "max_rows": self.speculate.max_rows}

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from rlhf.config.environments import OpenEnvConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, did_you_mean
@@ -80,23 +82,23 @@ class OpenEnvText(EnvironmentSession):
         self._episode = episode
         self._field = field
 
+    @override
     def reset(self, prompt: Prompt) -> str | None:
-        """See ``EnvironmentSession``."""
         return self._episode.reset(prompt)
 
     def step(self, text: str) -> Turn:
-        """See ``Environment``. A text that the server refuses is answered with its reason."""
+        """Respond to the text of the policy's turn, without special tokens. A text that the server refuses is answered with its reason."""
         try:
             return self._episode.step({self._field: text})
         except RefusedActionError as err:
             return Turn(error_text(err), info={"refused_actions": 1.0})
 
+    @override
     def finish(self) -> float | None:
-        """See ``EnvironmentSession``."""
         return self._episode.finish()
 
+    @override
     def close(self) -> None:
-        """See ``EnvironmentSession``."""
         self._episode.close()
 
 
@@ -137,7 +139,7 @@ class OpenEnvEpisode:
         return observation_text(answer.observation, self._settings.observation_field) or None
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """See ``ToolBox``."""
+        """JSON schemas of the tools, known once ``reset`` was called."""
         return [self._action.tool(self._settings.source)]
 
     def step(self, action: Mapping[str, Any]) -> Turn:
@@ -148,18 +150,19 @@ class OpenEnvEpisode:
         return Turn(text, done=answer.done, reward=answer.reward)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
-        """See ``ToolBox``. The server's reason to refuse an action goes to the policy."""
+        """Call a tool; the turn's observation is its result. Raises ``ToolFailedError``. The server's reason to refuse an action goes
+        to the policy."""
         try:
             return self.step(arguments)
         except RefusedActionError as err:
             raise ToolFailedError(str(err)) from err
 
     def finish(self) -> float | None:
-        """See ``ToolBox``: what ``reset`` gave, which is nothing as a rule."""
+        """A last reward, asked once the episode is over; None adds nothing. What ``reset`` gave, which is nothing as a rule."""
         return self._first_reward
 
     def close(self) -> None:
-        """See ``ToolBox``."""
+        """Give back what the episode holds; called also for one that failed."""
         if self._session is not None:
             self._session.close()
             self._session = None

@@ -106,7 +106,7 @@ class HTTPSession:
         self._limits = limits
 
     def reset(self, data: Mapping[str, Any]) -> ServerAnswer:
-        """See ``ServerSession``. A server that makes a new environment for each request, as OpenEnv's own does, is refused."""
+        """Start it. Raises ``OpenEnvError``. A server that makes a new environment for each request, as OpenEnv's own does, is refused."""
         answer = read_answer(ask(self._url, "/reset", self._limits, body=data), "/reset")
         first, second = (self.state().get("episode_id") for _ in range(2))
         if first != data.get("episode_id") and (first is None or first != second):
@@ -117,15 +117,15 @@ class HTTPSession:
         return answer
 
     def step(self, action: Mapping[str, Any]) -> ServerAnswer:
-        """See ``ServerSession``."""
+        """Act. Raises ``OpenEnvError``."""
         return read_answer(ask(self._url, "/step", self._limits, body={"action": action}), "/step")
 
     def state(self) -> Mapping[str, Any]:
-        """See ``ServerSession``."""
+        """What the server says of the episode. Raises ``OpenEnvError``."""
         return ask(self._url, "/state", self._limits)
 
     def close(self) -> None:
-        """See ``ServerSession``."""
+        """End it; what goes wrong then is not told."""
 
 
 class WebSocketSession:
@@ -163,19 +163,19 @@ class WebSocketSession:
                 raise
 
     def reset(self, data: Mapping[str, Any]) -> ServerAnswer:
-        """See ``ServerSession``."""
+        """Start it. Raises ``OpenEnvError``."""
         return read_answer(self._said({"type": "reset", "data": data}, "observation"), "reset")
 
     def step(self, action: Mapping[str, Any]) -> ServerAnswer:
-        """See ``ServerSession``."""
+        """Act. Raises ``OpenEnvError``."""
         return read_answer(self._said({"type": "step", "data": action}, "observation"), "step")
 
     def state(self) -> Mapping[str, Any]:
-        """See ``ServerSession``."""
+        """What the server says of the episode. Raises ``OpenEnvError``."""
         return self._said({"type": "state"}, "state")
 
     def close(self) -> None:
-        """See ``ServerSession``."""
+        """End it; what goes wrong then is not told."""
         with contextlib.suppress(Exception):  # it is closed already, or the server is gone
             self._connection.send(json.dumps({"type": "close"}))
         with contextlib.suppress(Exception):

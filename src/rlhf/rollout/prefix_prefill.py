@@ -149,7 +149,7 @@ class PrefixDecoder(PackedDecoder):
         prefixes: PrefixCache,
         fused: FusedModel | None = None,
     ) -> None:
-        """As ``PackedDecoder``.
+        """Read prompts as ``PackedDecoder`` does, behind what is kept.
 
         Args:
             model: One that takes the packed path.

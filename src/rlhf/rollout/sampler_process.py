@@ -80,7 +80,7 @@ class SamplerProcess:
         self._end: weakref.finalize[..., SamplerProcess] | None = None
 
     def begin(self, version: int, request: Request, *, wants_fingerprint: bool) -> None:
-        """See ``Sampler``.
+        """Take the weights as they are now and start; returns as soon as the policy may learn on.
 
         Raises:
             ModelError: The policy can't be copied into another process.
@@ -95,7 +95,7 @@ class SamplerProcess:
             raise self._death() from err
 
     def finish(self) -> Sampled:
-        """See ``Sampler``.
+        """Wait for what was begun last.
 
         Raises:
             TrainingError: The process died.
@@ -115,7 +115,7 @@ class SamplerProcess:
         return answer
 
     def close(self) -> None:
-        """See ``Sampler``; another ``begin`` starts a fresh process."""
+        """End, whatever is under way; another ``begin`` starts a fresh process."""
         if self._pipe is not None:
             self._pipe.close()
         if self._end is not None:

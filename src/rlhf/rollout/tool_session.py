@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from rlhf.data.contracts import Prompt
 from rlhf.errors import did_you_mean
 from rlhf.rollout.environments import EnvironmentSession, ToolResult, Turn
@@ -44,11 +46,11 @@ class ToolBox(Protocol):
         ...
 
     def finish(self) -> float | None:
-        """See ``EnvironmentSession.finish``."""
+        """A last reward, asked once the episode is over; None adds nothing."""
         ...
 
     def close(self) -> None:
-        """See ``EnvironmentSession.close``."""
+        """Give back what the episode holds; called also for one that failed."""
         ...
 
 
@@ -68,14 +70,14 @@ class ToolSession(EnvironmentSession):
         self._tools: dict[str, Mapping[str, Any]] = {}
         self._turn = 0
 
+    @override
     def reset(self, prompt: Prompt) -> str | None:
-        """See ``EnvironmentSession``."""
         words = self._box.reset(prompt)
         self._tools = {schema["function"]["name"]: schema for schema in self._box.schemas()}
         return words
 
+    @override
     def step(self, text: str) -> Turn:
-        """See ``Environment``."""
         self._turn += 1
         try:
             calls = self._family.calls(text, self._tools)
@@ -104,12 +106,12 @@ class ToolSession(EnvironmentSession):
         info = {"tool_calls": float(len(results)), **({"tool_errors": float(failed)} if failed else {})}
         return Turn(done=done, reward=sum(rewards) if rewards else None, results=results, info=info)
 
+    @override
     def finish(self) -> float | None:
-        """See ``EnvironmentSession``."""
         return self._box.finish()
 
+    @override
     def close(self) -> None:
-        """See ``EnvironmentSession``."""
         self._box.close()
 
     def _check(self, call: ToolCall) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from rlhf.config.environments import TRLEnvironmentConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, did_you_mean
+from rlhf.errors import ConfigError, did_you_mean, with_article
 from rlhf.rollout.environments import EnvironmentContext, OpenedEnvironment, Turn
 from rlhf.rollout.tool_formats import TOOL_FORMATS, choose_tool_format
 from rlhf.rollout.tool_session import ToolFailedError, ToolSession
@@ -53,22 +53,23 @@ class TRLToolBox:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def reset(self, prompt: Prompt) -> str | None:
-        """See ``ToolBox``."""
+        """Start an episode; a text is what the policy reads first."""
         self._instance = self._choose(prompt.columns)()
         hidden = {TOOLS, *([ROUTE] if self._is_routed else [])}
         row = {name: value for name, value in prompt.columns.items() if name not in hidden}
         words = self._await(self._instance.reset(**{"prompt": prompt.messages or prompt.text, **row}))
         if words is not None and not isinstance(words, str):
-            raise TypeError(f"reset returned a {type(words).__name__}; it must return a text or None")
+            raise TypeError(f"reset returned {with_article(type(words).__name__)}; it must return a text or None")
         return words
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """See ``ToolBox``."""
+        """JSON schemas of the tools, known once ``reset`` was called."""
         cls: Any = type(self._instance)
         return tool_schemas(cls)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Turn:
-        """See ``ToolBox``. The message of an exception goes to the policy, as in TRL."""
+        """Call a tool; the turn's observation is its result. Raises ``ToolFailedError``. The message of an exception goes to the
+        policy, as in TRL."""
         try:
             result = self._await(getattr(self._instance, name)(**arguments))
         except Exception as err:
@@ -76,14 +77,14 @@ class TRLToolBox:
         return Turn(str(result))
 
     def finish(self) -> float | None:
-        """See ``ToolBox``."""
+        """A last reward, asked once the episode is over; None adds nothing."""
         if not hasattr(self._instance, "get_reward"):
             return None
         reward: float | None = self._await(self._instance.get_reward())
         return reward
 
     def close(self) -> None:
-        """See ``ToolBox``."""
+        """Give back what the episode holds; called also for one that failed."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
@@ -132,7 +133,7 @@ def check_class(name: str, cls: Any, *, is_rewarded: bool) -> None:
         ConfigError: Naming what it lacks.
     """
     if not isinstance(cls, type):
-        raise ConfigError(f"{name} is a {type(cls).__name__}; wanted a class with reset(**row) and tools.")
+        raise ConfigError(f"{name} is {with_article(type(cls).__name__)}; wanted a class with reset(**row) and tools.")
     reset = getattr(cls, "reset", None)
     if not inspect.isfunction(reset):
         raise ConfigError(f"The class {name} has no reset; wanted reset(**row), which returns a text or None.")

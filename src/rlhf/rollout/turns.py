@@ -113,7 +113,7 @@ class Turns:
         last = prompt.messages[-1]
         if last["role"] != "user" or not isinstance(last.get("content"), str):
             raise ModelError(
-                f"{prompt.id}: the environment's first words stand at the end of the last user's message, and the prompt does not end "
+                f"{prompt.id}: the environment's first words belong at the end of the last user's message, and the prompt does not end "
                 "with a text of the user's."
             )
         messages = [*prompt.messages[:-1], {**last, "content": f"{last['content']}{ENVIRONMENT}"}]

@@ -141,7 +141,7 @@ class VLLMEngine:
         seed: int,
         rollout_index: int,
     ) -> list[list[Completion]]:
-        """See ``RolloutEngine.generate``.
+        """Sample ``num_samples`` completions of each prompt.
 
         Raises:
             ConfigError: ``num_samples`` below 1, or a way of sampling that vLLM can't account for.

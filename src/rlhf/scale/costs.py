@@ -129,7 +129,7 @@ class Roofline:
         self.launch = LAUNCH_SECONDS
 
     def learn(self, tokens: float) -> Learned:
-        """See ``Costs``."""
+        """A micro-batch of so many distinct tokens, packed, forward and back."""
         once = self._arithmetic(tokens)
         frozen = self.shape.settings.lora is not None
         recomputed = 1.0 if self.shape.settings.gradient_checkpointing else 0.0
@@ -141,15 +141,16 @@ class Roofline:
         return Learned(0.0, forward, backward, max(held, held * 0.5 + gradients), held + gradients, 0.0)
 
     def read(self, tokens: float) -> float:
-        """See ``Costs``."""
+        """Seconds of packing a batch and of a forward pass without gradient."""
         return self._longer(self._arithmetic(tokens), self._traffic(tokens), 1)
 
     def reading_bytes(self, tokens: float) -> float:
-        """See ``Costs``: the activations of one layer, and the logits of a tile."""
+        """What such a pass takes above the weights, at its highest. The activations of one layer, and the logits of a tile."""
         return self._saved_bytes(tokens) / self.shape.num_layers + self._tile_bytes(tokens)
 
     def optimize(self) -> float:
-        """See ``Costs``: weight, gradient and two averages are read, three of them written, and the gradient read once for its norm."""
+        """Seconds of clipping and of one step of AdamW. Weight, gradient and two averages are read, three of them written, and the
+        gradient read once for its norm."""
         return 8 * self.shape.num_trainable * self.shape.trained_width / self.bandwidth + 50 * self.launch
 
     def decode(self, prompt_tokens: float, num_prompts: int, lengths: Sequence[int]) -> tuple[float, float]:
@@ -168,12 +169,12 @@ class Roofline:
         return self.read(prompt_tokens), seconds
 
     def sampling_bytes(self, prompts: Sequence[int], rows: int) -> float:
-        """See ``SamplingCosts``."""
+        """Memory for prefilling prompts of these lengths and sampling this many rows, in addition to keys and values."""
         prefill = self._saved_bytes(min(sum(prompts), MAX_PREFILL_TOKENS)) / self.shape.num_layers
         return max(prefill, rows * self.shape.vocabulary * WIDTH["float32"] * DRAWN)
 
     def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:
-        """See ``SamplingCosts``: none are made."""
+        """What libraries keep of so many rollouts with such lengths: the kernels that they made for each number of rows. None are made."""
         return 0.0
 
     def _arithmetic(self, tokens: float) -> float:

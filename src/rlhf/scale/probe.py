@@ -117,7 +117,7 @@ class Probe:
         self.batches = self._choose_batches(groups, tokens)
 
     def learn(self, tokens: float) -> Learned:
-        """See ``Costs``."""
+        """A micro-batch of so many distinct tokens, packed, forward and back."""
         points = [(layers, size, astuple(costs)) for layers, size, costs in self._learned]
         columns = range(len(points[0][2]))
         learned = Learned(*(self._extended([Point(n, size, of[i]) for n, size, of in points], tokens) for i in columns))
@@ -125,11 +125,12 @@ class Probe:
         return replace(learned, kept_bytes=max(one.kept_bytes for _, _, one in self._learned))
 
     def read(self, tokens: float) -> float:
-        """See ``Costs``."""
+        """Seconds of packing a batch and of a forward pass without gradient."""
         return self._extended(self._read, tokens)
 
     def reading_bytes(self, tokens: float) -> float:
-        """See ``Costs``: of one layer, for without a gradient no two are in memory at once; at the real size where that is quick."""
+        """What such a pass takes above the weights, at its highest. Of one layer, for without a gradient no two are in memory at once;
+        at the real size where that is quick."""
         per_token = 2 * (self.shape.num_body / self.shape.num_layers + self.shape.num_head)
         most = SECONDS_PER_PASS * self.machine.flops("float32") * self.machine.threads / per_token
         model, batch = self.thin_copy(1), pack(_up_to(self.rows, min(tokens, most)))
@@ -139,7 +140,7 @@ class Probe:
         return growth * max(1.0, tokens / batch.num_tokens)
 
     def optimize(self) -> float:
-        """See ``Costs``."""
+        """Seconds of clipping and of one step of AdamW."""
         return self._extended(self._optimized, 1.0)
 
     def _extended(self, points: Sequence[Point], size: float) -> float:

@@ -105,7 +105,7 @@ class SamplingProbe:
         self._known_rollouts: dict[tuple[int, ...], list[Rollouts]] = {}
 
     def decode(self, prompt_tokens: float, num_prompts: int, lengths: Sequence[int]) -> tuple[float, float]:
-        """See ``SamplingCosts``."""
+        """Seconds of reading prompts once each, and of sampling completions of these lengths side by side."""
         rollouts, layers = self._rollouts(lengths), self.inner.shape.num_layers
         prefill, decoding = (
             extended(
@@ -116,13 +116,14 @@ class SamplingProbe:
         return prefill, decoding
 
     def sampling_bytes(self, prompts: Sequence[int], rows: int) -> float:
-        """See ``SamplingCosts``: one layer, one token of each row."""
+        """Memory for prefilling prompts of these lengths and sampling this many rows, in addition to keys and values. One layer, one
+        token of each row."""
         policy = self._policy(1)
         engine = self._engine(policy, [1] * rows)
         return float(resident_growth(lambda: self._ask(engine, rows, 1)))
 
     def kernel_bytes(self, lengths: Sequence[int], rollouts: int) -> float:
-        """See ``SamplingCosts``."""
+        """What libraries keep of so many rollouts with such lengths: the kernels that they made for each number of rows."""
         kept = self._rollouts(lengths)[-1].kept_bytes  # layers of one width share their kernels
         draw = np.random.default_rng(derive_seed(0, "plan", "row counts"))
         met: set[int] = set()

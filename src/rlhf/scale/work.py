@@ -181,7 +181,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
     yield "completions keep their assumed lengths: how training changes them can't be predicted"
     if stage.async_rollouts is not None:
         yield "sampling in a separate process (async_rollouts) is counted as if this process did it, plus the memory of that process"
-    if stage.engine.kind != "local":
+    if not stage.engine.in_this_process:
         yield f"the engine {stage.engine.kind} is assumed to cost what sampling in this process does; its time and memory are unknown"
     yield from _of_drafts(stage)
     if stage.kl.estimator == "exact" and stage.kl.where != "none":

@@ -107,7 +107,7 @@ class FunctionCritic:
         return self._identity
 
     def critiques(self, asked: Sequence[AskedCritique], *, seed: int) -> list[GivenCritique]:
-        """See ``Critic``. Advice is the critique that it is asked about.
+        """One for each request, whatever others are asked beside it. Advice is the critique that it is asked about.
 
         Raises:
             RewardError: The function failed, or gave something else than critiques; names it and the prompt.
@@ -176,7 +176,7 @@ class ModelCritic:
         return self.engine.fingerprint()
 
     def critiques(self, asked: Sequence[AskedCritique], *, seed: int) -> list[GivenCritique]:
-        """See ``Critic``."""
+        """One for each request, whatever others are asked beside it."""
         groups: dict[int, list[int]] = defaultdict(list)
         for place, each in enumerate(asked):
             groups[each.max_tokens].append(place)

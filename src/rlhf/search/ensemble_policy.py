@@ -94,7 +94,7 @@ class EnsemblePolicy(LocalEngine):
         seed: int,
         rollout_index: int,
     ) -> list[list[Completion]]:
-        """See ``RolloutEngine.generate``; log-probabilities are those of the average."""
+        """Sample ``num_samples`` completions of each prompt; log-probabilities are those of the average."""
         with ExitStack() as stack:
             for policy in self.policies[1:]:
                 stack.enter_context(evaluating(base_model(policy.model)))

@@ -14,7 +14,7 @@ from rlhf.config.search_revision import RevisionConfig
 from rlhf.data.contracts import Prompt, Text
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.expand import prompt_names
-from rlhf.errors import ConfigError, DataError, look_up
+from rlhf.errors import ConfigError, DataError, kind_of, look_up
 from rlhf.files import write_jsonl
 from rlhf.models.value import ValueModel
 from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_kl_with_ties, best_of_n_means, score_shares
@@ -69,6 +69,10 @@ class SearchGenerator:
         budget: Budget | None = None,
         seed: int = 0,
     ) -> None:
+        if not hasattr(policy, "tokenizer"):
+            raise ConfigError(
+                f"policy is {kind_of(policy)}; expected a PolicyModel; PolicyModel.from_pretrained(folder) loads one."
+            )
         self.policy = policy
         self.strategy = strategy
         self.scorer = None if reward is None else as_scorer(reward, tokenizer=policy.tokenizer)

@@ -48,7 +48,7 @@ class ValueScores:
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``; ids are read as they were sampled."""
+        """Judge each completion; ids are read as they were sampled."""
         rows = zip(prompts, completions, strict=True)
         groups = [Group(prompt.ids, [Branch(completion.tokens)], {"id": prompt.id}) for prompt, completion in rows]
         values: list[float] = []

@@ -62,7 +62,7 @@ class LiveSampler:
         seed: int,
         rollout_index: int,
     ) -> list[list[Completion]]:
-        """See ``RolloutEngine``.
+        """Sample ``num_samples`` completions of each prompt.
 
         Raises:
             SearchEndedError: ``end`` was called, or the engine failed a request.

@@ -114,11 +114,6 @@ class ServingEngine:
         with self._changed:
             return len(self._tickets) - sum(map(len, self._waiting.values()))
 
-    def is_in_use(self, model: ServedModel) -> bool:
-        """Whether a request of this model is not over."""
-        with self._changed:
-            return any(ticket.model is model for ticket in self._tickets.values())
-
     def submit(self, model: ServedModel, request: GenerationRequest) -> None:
         """Queue a request, whose prompt fits the model.
 

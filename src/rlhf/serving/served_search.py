@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.requests import Request
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.search import SearchSettings
@@ -174,8 +175,8 @@ class QueuedLearnedReward(LearnedReward):
         super().__init__(*given, **how)
         self._queue = queue
 
+    @override
     def outputs(self, groups: Sequence[Group]) -> Tensor:
-        """See ``LearnedReward``."""
         return self._queue.outputs(groups)
 
 
@@ -186,8 +187,8 @@ class QueuedProcessReward(ProcessReward):
         super().__init__(*given, **how)
         self._queue = queue
 
+    @override
     def outputs(self, groups: Sequence[Group]) -> Tensor:
-        """See ``ProcessReward``."""
         return self._queue.outputs(groups)
 
 

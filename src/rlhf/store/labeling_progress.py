@@ -13,7 +13,7 @@ from rlhf.store.values import Progress
 
 
 def progress_of(engine: Engine, rules: AssignmentRules, annotator: str | None) -> Progress:
-    """See ``PreferenceStore.progress``."""
+    """How far labeling is: what ``PreferenceStore.progress`` gives."""
     with reading(engine) as session:
         in_batch = sa.true() if rules.batch is None else TaskRow.batch == rules.batch
         plain = TaskRow.gold.is_(None)

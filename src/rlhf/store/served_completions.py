@@ -95,12 +95,6 @@ def _served(row: ServedCompletionRow) -> ServedCompletion:
     )  # fmt: skip
 
 
-def num_served(engine: Engine) -> int:
-    """How many completions are kept."""
-    with reading(engine) as session:
-        return session.scalar(sa.select(sa.func.count()).select_from(ServedCompletionRow)) or 0
-
-
 def programs_served(engine: Engine) -> set[str]:
     """Whose keys asked for completions that are kept."""
     with reading(engine) as session:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError, DataError, check_type
 from rlhf.store.assign import (
     AssignmentRules,
     Skipped,
@@ -67,6 +67,7 @@ class PreferenceStore:
     """
 
     def __init__(self, place: str | Path, *, rules: AssignmentRules | None = None, seed: int | None = None) -> None:
+        check_type(place, (str, Path), name="place", expected="a file, or a database URL")
         self.engine = open_engine(place)
         try:
             upgrade(self.engine)
@@ -315,21 +316,6 @@ class PreferenceStore:
             return current_judgments(session, annotator)
 
     # ---------------------------------------------------------------------------------------------------- events
-
-    def add_event(
-        self,
-        kind: str,
-        content: Mapping[str, Any],
-        *,
-        key: str,
-        program: str = "",
-        completion_id: str | None = None,
-        model: str | None = None,
-    ) -> int:
-        """Keep what a user of a served model did; the same key of the same program is kept once. See ``keep_events``."""
-        event = Event(kind=kind, content=content, key=key, completion_id=completion_id, model=model)
-        (number,) = keep_events(self.engine, [event], program=program)
-        return number
 
     def add_events(self, events: Sequence[Event], *, program: str) -> list[int]:
         """Keep several, all or none; their numbers. See ``keep_events``."""

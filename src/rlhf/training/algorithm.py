@@ -113,7 +113,7 @@ class Algorithm(Protocol):
         """This micro-batch's part of the step's loss: a sum over its tokens divided by the step's totals."""
         ...
 
-    def everything(self, experience: Any) -> list[PackedBatch]:
+    def all_batches(self, experience: Any) -> list[PackedBatch]:
         """All of an experience, to look for the rows that raised an alarm."""
         ...
 

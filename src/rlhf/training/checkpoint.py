@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rlhf.distributed.ranks import Ranks
 from rlhf.distributed.sharding import like
-from rlhf.errors import CheckpointError, ConfigError, StorageError
+from rlhf.errors import CheckpointError, ConfigError, StorageError, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, storage_errors
 from rlhf.training.checkpoint_folder import Checkpoint, Record, Snapshot
 from rlhf.training.checkpoint_names import PREFIX, step_and_number, step_of
@@ -67,6 +67,7 @@ class CheckpointManager:
         for name, value in {"keep": keep, "keep_every": keep_every}.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} of the checkpoints in {folder} is {value}; it must be 1 or more.")
+        check_type(folder, (str, Path), name="folder", expected="where checkpoints go")
         self.folder = Path(folder)
         self.keep = keep
         self.keep_every = keep_every

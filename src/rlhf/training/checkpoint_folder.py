@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlhf.distributed.sharding import is_shard, whole
-from rlhf.errors import CheckpointError, StorageError
+from rlhf.errors import CheckpointError, StorageError, with_article
 from rlhf.files import fsync, sha256, write_json
 from rlhf.training.sharded_checkpoint import (
     OF_STATE,
@@ -164,7 +164,9 @@ class Record:
                 _seal({k: v for k, v in recorded.items() if k != "record_sha256"}) if isinstance(recorded, dict) else ""
             )
         if not isinstance(recorded, dict):
-            raise _damaged(path, f"{RECORD} holds a {type(recorded).__name__}, where keys and values were written")
+            raise _damaged(
+                path, f"{RECORD} holds {with_article(type(recorded).__name__)}, where keys and values were written"
+            )
         if recorded.get("record_sha256") != seal:
             raise _damaged(path, f"{RECORD} is not what was written: its own sha256 is another")
         fields = {"step": int, "best": bool, "identity": dict, "bytes": dict, "sha256": dict}
@@ -210,7 +212,9 @@ class Record:
         with _damage_named(self.path, STATE):
             state = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
-            raise _damaged(self.path, f"{STATE} holds a {type(state).__name__}, where keys and values were written")
+            raise _damaged(
+                self.path, f"{STATE} holds {with_article(type(state).__name__)}, where keys and values were written"
+            )
         if any(map(is_shard_file, self.hashes)):
             with _damage_named(self.path, STATE):
                 shards = read_shards(self.path)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.config.model import AUTO
 from rlhf.config.training import Autocast
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, check_type
 from rlhf.models.device import describe_device, resolve_device
 from rlhf.training.optim import clip_gradients, mixed_precision
 
@@ -40,6 +40,7 @@ class DeviceManager:
     """
 
     def __init__(self, device: str = AUTO, *, autocast: Autocast = "none", max_grad_norm: float | None = 1.0) -> None:
+        check_type(device, str, name="device", expected="`auto`, `cpu`, `cuda` or `cuda:N`")
         if autocast not in typing.get_args(Autocast):
             raise ConfigError(f"autocast is {autocast!r}; expected one of {', '.join(typing.get_args(Autocast))}.")
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -54,6 +55,7 @@ class DeviceManager:
 
     def place(self, model: Model) -> Model:
         """The same model, moved to the device."""
+        check_type(model, torch.nn.Module, name="model", expected="a module; place_batch moves a mapping of tensors")
         return model.to(self.device)
 
     def place_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:

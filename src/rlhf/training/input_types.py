@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import BaseConfig
-from rlhf.errors import ConfigError, DataError, kind_of
+from rlhf.errors import ConfigError, DataError, kind_of, with_article
 from rlhf.training.inputs import INPUTS, OfflineInputs, RLInputs
 
 
@@ -26,7 +27,7 @@ def check_inputs(
     """
     if not isinstance(config, kind):
         raise ConfigError(
-            f"config is {kind_of(config)}; expected a {kind.__name__}, such as {kind.__name__}(learning_rate=1e-5)."
+            f"config is {kind_of(config)}; expected {with_article(kind.__name__)}, such as {kind.__name__}(learning_rate=1e-5)."
         )
     for name, value in inputs.items():
         wanted = INPUTS[name]
@@ -48,6 +49,20 @@ def check_offline_inputs(inputs: OfflineInputs[Any, Any], kind: type[BaseConfig]
     """
     given = {} if inputs.reference is None else {"reference": inputs.reference}
     check_inputs(inputs.config, kind, called={model: "model"}, **{model: inputs.model}, **given)
+    for name in ("train_data", "eval_data"):
+        _check_rows(getattr(inputs, name), name)
+
+
+def _check_rows(rows: Any, name: str) -> None:
+    """Refuse what was not tokenized: a file's name, or plain rows."""
+    if rows is None:
+        return
+    expected = "a data set such as SFTDataset(rows, policy.tokenizer), whose rows are tokenized"
+    first = rows[0] if isinstance(rows, (list, tuple)) and rows else None
+    if isinstance(rows, (str, Path, Mapping)):
+        raise ConfigError(f"{name} is {kind_of(rows)}; expected {expected}.")
+    if isinstance(first, (str, Mapping)):
+        raise ConfigError(f"{name}[0] is {kind_of(first)}; expected {expected}.")
 
 
 def check_rl_inputs(inputs: RLInputs[Any], kind: type[BaseConfig]) -> None:
@@ -65,7 +80,11 @@ def check_rl_inputs(inputs: RLInputs[Any], kind: type[BaseConfig]) -> None:
     given = {name: value for name, value in optional.items() if value is not None}
     check_inputs(inputs.config, kind, policy=inputs.policy, reference=inputs.reference, **given)
     prompts: Any = inputs.prompts
-    if isinstance(prompts, str) or not prompts:
+    if isinstance(prompts, (str, Path)):
+        raise ConfigError(
+            f"prompts is {kind_of(prompts)}; expected a data set such as GRPODataset(rows, policy.tokenizer), whose rows are tokenized."
+        )
+    if not prompts:
         raise DataError("There is no prompt to ask; run `rlhf data check FILE` on the prompts to see why.")
     if not hasattr(prompts[0], "ids"):
         raise ConfigError(

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import printable
+from rlhf.errors import check_type, look_up, printable
 from rlhf.files import fsync, write_text
 from rlhf.training.trackers import TRACKERS, Tracker
 
@@ -42,6 +43,10 @@ class TrainingLogger:
         stage: str = "",
         log_to: Sequence[str] = (),
     ) -> None:
+        check_type(folder, (str, Path, NoneType), name="folder", expected="a folder, or None to keep events in memory")
+        check_type(log_to, (list, tuple), name="log_to", expected=f"a list of trackers: {', '.join(TRACKERS)}")
+        for name in log_to:
+            look_up(TRACKERS, name, kind="tracker")
         self.folder = Path(folder) if folder is not None else None
         self.console = console
         self.stage = stage

@@ -239,7 +239,7 @@ class Loop:
     def _goes_back(self, bar: ProgressBar) -> bool:
         """Let the guards look at the newest step; True where the run stands at an earlier one now."""
         self._self_check()
-        rows = functools.partial(self.algorithm.everything, self.experience)
+        rows = functools.partial(self.algorithm.all_batches, self.experience)
         alarm = self.watch.check(self.at.step, self.last_metrics, rows, self.algorithm.findings())
         if alarm is None:
             return False
@@ -339,7 +339,7 @@ class Loop:
 
     def _leave(self, stop: InterruptedRun) -> InterruptedRun:
         """Save where the run stands, and say so; a second signal leaves without saving."""
-        at = f"{self.name} stands at step {self.at.step} of {self.total_steps}"
+        at = f"{self.name} is at step {self.at.step} of {self.total_steps}"
         if self.checkpoints is None:
             return InterruptedRun(f"{stop} {at}; nothing is saved, because this run keeps no checkpoints.")
         if self._signals.twice:

@@ -138,7 +138,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         """One step, in micro-batches."""
         yield self.batches(experience.groups)
 
-    def everything(self, experience: RowsOfStep) -> list[PackedBatch]:
+    def all_batches(self, experience: RowsOfStep) -> list[PackedBatch]:
         """The step's rows."""
         return self.batches(experience.groups)
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf.config.training import Autocast, Schedule, TrainConfig
 from rlhf.distributed.sharding import is_shard, like, part, whole
-from rlhf.errors import ConfigError, TrainingError
+from rlhf.errors import ConfigError, TrainingError, check_type
 
 CLIP_EPS = 1e-6
 """Added to a norm that divides, as ``torch.nn.utils.clip_grads_with_norm_`` has it."""
@@ -119,6 +119,7 @@ def create_optimizer(
     Raises:
         ConfigError: A setting is out of its range, or nothing is trainable.
     """
+    check_type(model, nn.Module, name="model", expected="a module whose parameters are trained, such as a PolicyModel")
     config = TrainConfig(
         learning_rate=learning_rate, weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule,
         warmup_frac=warmup_frac, min_learning_rate_frac=min_learning_rate_frac,

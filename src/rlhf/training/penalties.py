@@ -40,7 +40,7 @@ class DistanceFromStart:
         self.start = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def __call__(self) -> Tensor:
-        """See ``rlhf.training.algorithm.Penalty``."""
+        """0-dimensional, its weight included, with the graph of the weights as they are."""
         own = _counted_here(self.parameters)
         return self.coef * l2_penalty(own, _as_parts(self.start, own)) if own else torch.zeros(())
 
@@ -94,7 +94,7 @@ class ElasticWeightConsolidation:
         self.fisher = diagonal_fisher(policy, rows, targets=targets, seed=seed)
 
     def __call__(self) -> Tensor:
-        """See ``rlhf.training.algorithm.Penalty``."""
+        """0-dimensional, its weight included, with the graph of the weights as they are."""
         parameters = self.policy.trainable_parameters()  # others than at first where they lie in shards now
         self.anchors = {name: like(self.anchors[name], p) for name, p in parameters.items()}
         self.fisher = {name: like(self.fisher[name], p) for name, p in parameters.items()}

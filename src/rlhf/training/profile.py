@@ -79,7 +79,7 @@ class Profile:
 
     @contextmanager
     def loop(self, name: str) -> Iterator[None]:
-        """See ``Listener``: time counts from here to the loop's end."""
+        """A training loop runs while this is entered. Time counts from here to the loop's end."""
         self.name = name
         self._stack = ["other"]
         self._now = self._clocks()
@@ -93,16 +93,17 @@ class Profile:
             self.write()
 
     def doing(self, what: Activity, tokens: int) -> _Inside:
-        """See ``Listener``."""
+        """The activity while entered; nested in another activity, it interrupts that one."""
         return _Inside(self, what, tokens)
 
     def count(self, what: Activity, tokens: int) -> None:
-        """See ``Listener``."""
+        """Additional tokens, if their number is known only afterwards."""
         if self._stack and self._stack[-1] not in WHOLE and self._trace is None:
             self.spent[what].tokens += tokens
 
     def before_phase(self, number: int, num_phases: int) -> None:
-        """See ``Listener``: ends the phase before, begins or ends the trace."""
+        """The loop starts to collect its next training data: the rows of a step, or a rollout for several steps. Ends the phase
+        before, begins or ends the trace."""
         self._charge()
         self._end_phase()
         first = min(FIRST_TRACED_PHASE, num_phases - 1)
@@ -116,7 +117,7 @@ class Profile:
             self._at_phase = (self.steps, self._seconds())
 
     def step(self) -> None:
-        """See ``Listener``."""
+        """An optimizer step is over."""
         if self._trace is None:
             self.steps += 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import TrainingError
+from rlhf.errors import TrainingError, with_article
 
 
 @dataclass(slots=True)
@@ -39,7 +39,9 @@ class TrainResult:
             TrainingError: The trainer has no model that can be saved.
         """
         if not callable(getattr(self.model, "save_pretrained", None)):
-            raise TrainingError(f"This run trained a {type(self.model).__name__}, which has no save_pretrained.")
+            raise TrainingError(
+                f"This run trained {with_article(type(self.model).__name__)}, which has no save_pretrained."
+            )
         saved: Path = self.model.save_pretrained(folder, card=card)
         return saved
 

@@ -317,7 +317,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             order = permutation(len(experience.groups), self.config.seed, self.name, rollout_index, epoch)
             yield from experience.steps(order, groups_per_step=self.groups_per_step, max_tokens=limit)
 
-    def everything(self, experience: RolloutExperience) -> list[PackedBatch]:
+    def all_batches(self, experience: RolloutExperience) -> list[PackedBatch]:
         """The whole rollout."""
         return experience.batches(range(len(experience.groups)), max_tokens=self.config.microbatch_tokens)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import PackedBatch
-from rlhf.errors import CheckpointError, ConfigError, DataError
+from rlhf.errors import CheckpointError, ConfigError, DataError, check_number, kind_of
 from rlhf.rollout.types import Completion
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.row_order import permutation
@@ -38,6 +38,10 @@ class RolloutBuffer:
     """
 
     def __init__(self, capacity: int | None = None, *, seed: int = 0) -> None:
+        if capacity is not None:
+            check_number(
+                capacity, name="capacity", expected="a number of completions, or None for no limit", whole=True
+            )
         if capacity is not None and capacity < 1:
             raise ConfigError(f"capacity is {capacity}; expected 1 or more completions, or None for no limit.")
         self.capacity = capacity
@@ -70,6 +74,7 @@ class RolloutBuffer:
             token_columns: [M] numbers per sampled token, such as advantages. ``old_logprobs`` are the completions' own unless given.
 
         Raises:
+            ConfigError: They are texts.
             DataError: There are not as many lists as prompts, a column has another length, or other columns than before, or a
                 prompt has more completions than the capacity.
         """
@@ -77,6 +82,9 @@ class RolloutBuffer:
             raise DataError(
                 f"There are {len(prompts)} prompts and completions of {len(completions)}; give as many of both."
             )
+        _check_parts("prompts", prompts, "ids", "Prompt objects, such as GRPODataset(rows, tokenizer) has")
+        _check_parts("completions", completions, "__len__", "a list of an engine's Completion objects for each prompt")
+        _check_parts("completions[0]", next(iter(completions), ()), "logprobs", "an engine's Completion objects")
         experience = RolloutExperience.of(prompts, completions)
         experience.columns = dict(columns or {})
         own = torch.tensor([number for group in completions for c in group for number in c.logprobs])
@@ -164,3 +172,10 @@ class RolloutBuffer:
         if first == len(sizes) and sizes:
             raise DataError(f"A prompt has {sizes[-1]} completions, and the buffer's capacity is {self.capacity}.")
         return experience.only(range(first, len(sizes)))
+
+
+def _check_parts(name: str, items: Any, part: str, expected: str) -> None:
+    """Refuse texts in place of what an engine gives."""
+    first = items if isinstance(items, str) else next(iter(items), None)
+    if first is not None and (isinstance(first, str) or not hasattr(first, part)):
+        raise ConfigError(f"{name} holds {kind_of(first)}; expected {expected}.")

@@ -32,12 +32,12 @@ class TensorBoardTracker:
         self.writer = SummaryWriter(str((folder or Path()) / "tensorboard" / stage), purge_step=first_step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """See ``Tracker``."""
+        """Take the metrics of one step."""
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """See ``Tracker``."""
+        """Flush."""
         self.writer.close()
 
 
@@ -50,11 +50,11 @@ class ServiceTracker:
         self.module.init(project="rlhf", name=f"{run}/{stage}" if stage else run)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """See ``Tracker``."""
+        """Take the metrics of one step."""
         self.module.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """See ``Tracker``."""
+        """Flush."""
         self.module.finish()
 
 

@@ -22,6 +22,7 @@ from rlhf.store.deletion import delete_held, forgotten_people, held_of, is_pendi
 from rlhf.store.items import Item, ItemJudgment, items_of
 from rlhf.store.pseudonyms import store_pseudonyms
 from rlhf.store.values import Response, Task, TaskKind
+from tests.fixtures.stored_events import add_event
 
 FILES = Path(__file__).parents[2] / "fixtures" / "traces"
 OWN_TEXTS = ("Two plus two?", "Five.", "Four.", "user-cem")
@@ -107,18 +108,25 @@ def test_a_judgment_of_somebody_else_on_a_users_text_goes_with_the_text(store):
 
 
 def test_events_of_a_user_and_about_the_same_completion_go(store):
-    store.add_event(
+    add_event(
+        store,
         "thumbs",
         {"user": "user-cem", "up": True, "prompt": "p", "completion": "c"},
         key="1",
         program="x",
         completion_id="k",
     )
-    store.add_event("regenerate", {"prompt": "p", "completion": "c"}, key="2", program="x", completion_id="k")
-    store.add_event(
-        "thumbs", {"user": "eve", "up": True, "prompt": "p", "completion": "d"}, key="3", program="x", completion_id="l"
+    add_event(store, "regenerate", {"prompt": "p", "completion": "c"}, key="2", program="x", completion_id="k")
+    add_event(
+        store,
+        "thumbs",
+        {"user": "eve", "up": True, "prompt": "p", "completion": "d"},
+        key="3",
+        program="x",
+        completion_id="l",
     )
-    store.add_event(
+    add_event(
+        store,
         "thumbs",
         {"user": "user-cem", "up": True, "prompt": "p", "completion": "e"},
         key="4",

@@ -17,6 +17,7 @@ from rlhf.store.exported_files import exports_of
 from rlhf.store.items import Item, ItemJudgment, items_of
 from rlhf.store.pseudonyms import store_pseudonyms
 from rlhf.store.values import Response, Task, TaskKind
+from tests.fixtures.stored_events import add_event
 from tests.unit.feedback.test_forget import FILES, OWN_TEXTS, bring
 
 
@@ -95,7 +96,7 @@ def test_an_export_that_was_read_before_the_user_was_forgotten_does_not_stay(tmp
 def test_a_name_is_the_same_however_its_letters_are_composed(store):
     composed, decomposed = "Jos\u00e9", "Jose\u0301"
     assert names_of(store, composed)[1] == names_of(store, decomposed)[1]
-    store.add_event("thumbs", {"user": composed, "up": True, "prompt": "p", "completion": "c"}, key="1", program="x")
+    add_event(store, "thumbs", {"user": composed, "up": True, "prompt": "p", "completion": "c"}, key="1", program="x")
     forget(store, decomposed)
     assert not list(store.events())
 
@@ -112,7 +113,7 @@ def test_a_name_is_no_pattern(store, user):
 def test_a_user_of_one_program_is_nobody_elsewhere(store):
     for program in ("x", "y"):
         thumb = {"user": "user-cem", "up": True, "prompt": "p", "completion": "c"}
-        store.add_event("thumbs", thumb, key=program, program=program)
+        add_event(store, "thumbs", thumb, key=program, program=program)
     forget(store, "user-cem", program="x")
     assert [event.program for event in store.events()] == ["y"]
     assert len(items_of(store)) == 8

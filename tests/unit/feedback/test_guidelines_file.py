@@ -64,7 +64,7 @@ def test_what_is_shown_can_be_read_again(guidelines, tmp_path):
         (("  weight: 2\n", "  weight: -2\n"), r"guide\.yaml:3: weight: should be greater than 0.*-2"),
         (("      worse: Meat.\n", ""), r"guide\.yaml:5: examples\.0\.worse: this key is required"),
         (("      reason: Cows", "      raeson: Cows"), r"guide\.yaml:8: examples\.0\.raeson: .* Did you mean 'reason'"),
-        (("tone & style", "truth"), r"guide\.yaml:9: name: 'truth' stands on line 1 already"),
+        (("tone & style", "truth"), r"guide\.yaml:9: name: 'truth' is on line 1 already"),
         (('"Wie klingt es? 🐄"', '" "'), r"guide\.yaml:10: description: it is empty"),
         (("tone & style", "x" * 61), r"guide\.yaml:9: name: .* wanted 1 to 60 printable"),
         (('- name: tone & style\n  description: "Wie klingt es? 🐄"\n', "- tone\n"), r"guide\.yaml:9: this is 'tone'"),

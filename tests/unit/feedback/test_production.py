@@ -106,9 +106,9 @@ def test_an_id_that_stands_for_several_texts_joins_nothing(send):
     ]
     assert [row["event"] for row in event_rows.rows[2:]] == ["edit", "edit"]
     assert event_rows.left_out == {
-        "its id stands for several completions": 2,
-        "its id stands for several prompts": 1,
-        "its id stands for several next completions": 1,
+        "its id is that of several completions": 2,
+        "its id is that of several prompts": 1,
+        "its id is that of several next completions": 1,
     }
 
 

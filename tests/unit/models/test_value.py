@@ -164,7 +164,7 @@ def test_a_critic_with_an_adapter_trains_adapter_and_head_only(policy):
     assert any(".score." in name and p.grad is not None and p.grad.any() for name, p in critic.named_parameters())
 
 
-MLP = {"head_kind": "mlp", "head_hidden_size": 5}
+MLP = {"value_head": "mlp", "head_hidden_size": 5}
 
 
 @pytest.mark.parametrize("make_one", [ValueModel.from_policy, ValueModel.shared])
@@ -199,7 +199,7 @@ def test_forms_of_a_critic_that_do_not_fit_are_refused(policy, reward):
     with pytest.raises(ModelError, match="head_hidden_size"):
         ValueModel.from_policy(policy, head_hidden_size=5)
     with pytest.raises(ModelError, match="single linear reward head"):
-        ValueModel.from_reward(reward, head="reward", head_kind="mlp")
+        ValueModel.from_reward(reward, head="reward", value_head="mlp")
     with pytest.raises(ConfigError, match="head_hidden_size"):
         PPOConfig.of({"head_hidden_size": 5})
 

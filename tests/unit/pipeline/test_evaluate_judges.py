@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf.config.file_stages import EvaluateStage
-from rlhf.config.judges import EndpointJudgeConfig
+from rlhf.config.judge_types.endpoint_judge import EndpointJudgeConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.errors import ConfigError
 from rlhf.evaluation.evaluate_model import evaluate_model

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.config.function_reward import FunctionRewardConfig
 from rlhf.config.guards import GuardsConfig
-from rlhf.config.rewards import FunctionRewardConfig, LearnedRewardConfig
+from rlhf.config.learned_rewards import LearnedRewardConfig
 from rlhf.evaluation.measures import KnownTexts
 from rlhf.files import sha256, write_jsonl
 from rlhf.pipeline.artifacts import Artifact

@@ -93,7 +93,7 @@ def test_models_in_memory_are_saved_once_under_the_hash_of_their_weights(
 
 
 def test_what_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="model is a int"):
+    with pytest.raises(ConfigError, match="model is an int"):
         loop_in(tmp_path, 7)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig
+from rlhf.config.learned_rewards import EnsembleRewardConfig, LearnedRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, RewardError, UnknownNameError
 from rlhf.models.reward import RewardModel

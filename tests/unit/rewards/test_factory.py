@@ -8,7 +8,8 @@ import typing
 import pytest
 from pydantic import TypeAdapter
 
-from rlhf.config.rewards import REWARD_KINDS, RewardSpec, ServiceRewardConfig
+from rlhf.config.rewards import REWARD_KINDS, RewardSpec
+from rlhf.config.service_reward import ServiceRewardConfig
 from rlhf.errors import ConfigError, RewardError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
@@ -215,7 +216,7 @@ def test_whatever_stands_for_a_reward_becomes_a_scorer():
     assert in_place.name == "lambda"
     assert as_scorer([OwnScorer, lambda prompts, completions: [2.0, 3.0]]).score(prompts, completions).scores == [3, 4]
     for wrong in (7, object(), None):
-        with pytest.raises(ConfigError, match="scorer is"):
+        with pytest.raises(ConfigError, match="reward is"):
             as_scorer(wrong)
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from rlhf.config.rewards import NumericRewardConfig
+from rlhf.config.verifier_rewards import NumericRewardConfig
 from rlhf.errors import ConfigError, MissingExtraError, RewardError
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.verifiers import exact, numeric

@@ -19,7 +19,7 @@ from rlhf.feedback.rating_rows import RatingRules
 from rlhf.serving import create_app
 from rlhf.serving.model_routes import Source
 from rlhf.store import PreferenceStore, access
-from rlhf.store.served_completions import drop_old, num_served, served_completion
+from rlhf.store.served_completions import drop_old, programs_served, served_completion
 from tests.fixtures.tiny import build_tokenizer
 from tests.unit.serving.conftest import build_model
 
@@ -216,7 +216,7 @@ def test_completions_that_are_too_old_are_deleted_and_their_events_stay(site, st
     event = event_of(store, say(site, "old", "thumbs", given["id"], up=True))
     assert drop_old(store.engine, days=1) == 0
     assert drop_old(store.engine, days=1, now=datetime.now(UTC) + timedelta(days=2)) >= 1
-    assert num_served(store.engine) == 0
+    assert not programs_served(store.engine)
     assert say(site, "old2", "thumbs", given["id"], up=True).status_code == 404
     assert len(rows_of_events([event]).rows) == 1
 

@@ -20,6 +20,7 @@ from rlhf.store import PreferenceStore, Response, Submission, Task, TaskKind, da
 from rlhf.store.assign import AssignmentRules
 from rlhf.store.database import open_engine, writing
 from rlhf.store.migrate import alembic_config
+from tests.fixtures.stored_events import add_event
 
 pytestmark = pytest.mark.usefixtures("stores_are_made")
 
@@ -65,7 +66,7 @@ def test_the_tables_are_those_of_the_migrations(place):
 def test_events_of_an_older_store_belong_to_the_program_they_name(place):
     with PreferenceStore(place) as store:
         for program in ("chat", "search"):
-            store.add_event("thumbs", {"up": True, "program": program}, key="k", program=program)
+            add_event(store, "thumbs", {"up": True, "program": program}, key="k", program=program)
         with store.engine.begin() as connection:
             command.downgrade(alembic_config(connection), "0002")
             keys = connection.execute(sa.text("SELECT key FROM events ORDER BY number")).scalars().all()

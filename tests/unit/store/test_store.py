@@ -17,6 +17,7 @@ from rlhf.store.assign import AssignmentRules
 from rlhf.store.database import reading, wait_for_turn, writing
 from rlhf.store.tables import AssignmentRow, JudgmentRow
 from rlhf.store.values import Response, Submission
+from tests.fixtures.stored_events import add_event
 
 KEYS = (f"key-{n}" for n in itertools.count())
 
@@ -516,8 +517,8 @@ def test_acknowledged_judgments_survive_a_kill(place):
 
 
 def test_events_are_kept_once(store):
-    numbers = [store.add_event("thumbs", {"up": True}, key="k1", completion_id="c1", model="m") for _ in range(2)]
+    numbers = [add_event(store, "thumbs", {"up": True}, key="k1", completion_id="c1", model="m") for _ in range(2)]
     assert numbers[0] == numbers[1]
     assert [(row.kind, row.content) for row in store.events()] == [("thumbs", {"up": True})]
     with pytest.raises(DataError, match="one of thumbs"):
-        store.add_event("like", {}, key="k2")
+        add_event(store, "like", {}, key="k2")

@@ -52,7 +52,7 @@ def test_trainers_that_sample_name_each_input(policy, tiny_tokenizer):
         kind = trainer.config_class
         with pytest.raises(ConfigError, match=r"value_model .*'critic'"):
             trainer(config=kind(), value_model="critic", **good)
-        with pytest.raises(ConfigError, match="config is a SFTConfig"):
+        with pytest.raises(ConfigError, match="config is an SFTConfig"):
             trainer(config=rlhf.SFTConfig(), value_model=rlhf.ValueModel.from_policy(policy), **good)
 
 

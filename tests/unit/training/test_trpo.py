@@ -252,7 +252,7 @@ def test_the_penalty_for_leaving_the_reference_holds_it_back():
         trainer = toy.build_trainer("trpo", rollouts=3, prompts_per_rollout=8, max_kl=0.2, kl={"coef": coef})
         trainer.train()
         start = toy.build_policy()
-        batches = trainer.everything(trainer.collect(3, Metrics()))
+        batches = trainer.all_batches(trainer.collect(3, Metrics()))
         kls = torch.cat([teacher_divergence(start, trainer.policy, b, beta=0.0) for b in batches])
         ends.append(float(kls.detach().mean()))
     assert ends[1] < ends[0] / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -49,8 +49,8 @@ class EngineConfig(Kind):
     free_to_change: ClassVar[frozenset[str]] = frozenset()
     """Settings that do not decide what is sampled, so that a resumed run may change them."""
 
-    if TYPE_CHECKING:  # every kind has it; here the field would come before a kind's own
-        mismatch: MismatchConfig
+    mismatch: MismatchConfig = MismatchConfig()
+    """How far its probabilities may lie from the trainer's."""
 
     @property
     def lowered(self) -> str | None:

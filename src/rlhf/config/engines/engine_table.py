@@ -11,12 +11,13 @@ from pydantic import BeforeValidator, Field
 
 from rlhf.config.base import BaseConfig
 from rlhf.config.engines.engine import EngineConfig, kind_from_text
-from rlhf.config.engines.local import LocalEngineConfig
-from rlhf.config.engines.vllm import VLLMEngineConfig
+from rlhf.config.kind_lines import classes_of_lines
 
-ENGINE_KINDS: tuple[type[EngineConfig], ...] = (
-    LocalEngineConfig,
-    VLLMEngineConfig,
+ENGINE_KINDS: tuple[type[EngineConfig], ...] = classes_of_lines(
+    "ENGINE_KINDS (rlhf/config/engines/engine_table.py)",
+    EngineConfig,
+    "engines.local:LocalEngineConfig",
+    "engines.vllm:VLLMEngineConfig",
 )
 """Every kind of engine; one line more is one kind more. The first is meant where no kind is named."""
 FREE_OF_ENGINES = {key for kind in ENGINE_KINDS for key in kind.free_to_change}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 from typing_extensions import override
 
-from rlhf.config.engines.engine import EngineConfig, MismatchConfig
+from rlhf.config.engines.engine import EngineConfig
 from rlhf.errors import ConfigError, MissingExtraError, RLHFError, pip_line
 
 OURS = (
@@ -59,8 +59,6 @@ class VLLMEngineConfig(EngineConfig):
     """For one rollout, or one loading of weights. An engine that takes longer is ended and started again, once."""
     any_version: bool = False
     """Take a version of vLLM outside those that this engine is known to work with."""
-    mismatch: MismatchConfig = MismatchConfig()
-    """How far its probabilities may lie from the trainer's."""
 
     @field_validator("options")
     @classmethod

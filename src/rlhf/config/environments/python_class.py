@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from typing_extensions import override
 
-from rlhf.config.base import FunctionName, Names
+from rlhf.config.base import FUNCTION, FunctionName, Names
 from rlhf.config.environments.environment_base import EnvironmentBase
-from rlhf.config.rewards import FUNCTION
 
 
 def names_a_class(text: str) -> str:

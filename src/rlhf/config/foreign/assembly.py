@@ -124,6 +124,12 @@ def assembled(parts: list[Part], title: str, name: str) -> Conversion:
             if not any(_settled(part, line) for line in str(err).splitlines()[1:] for part in parts):
                 raise
             continue
+        for part in parts:
+            to_fill_in += [
+                f"stages.{part.name}.{key} = {part.given.stage[key]}: {what}"
+                for key, what in part.given.to_fill_in.items()
+                if key in part.given.stage
+            ]
         return Conversion(title, tree, [line for part in parts for line in part.lines], to_fill_in)
 
 

@@ -188,7 +188,18 @@ def every(ours: str, *, if_strategy: str = "", in_rollouts: bool = False) -> Cal
 
 
 def strategy(value: Any, given: Given) -> Settings | Reason:
-    """`eval_strategy` and `save_strategy`."""
+    """`eval_strategy`; done when `eval_steps` was."""
+    return _when(value, "eval_every", given)
+
+
+def save_strategy(value: Any, given: Given) -> Settings | Reason:
+    """`save_strategy`; done when `save_steps` was."""
+    return _when(value, "save_every", given)
+
+
+def _when(value: Any, ours: str, given: Given) -> Settings | Reason:
+    if value == "steps" and ours in given.stage:
+        return Settings({}, f"counted in {ours}")
     if value in ("no", False, "false"):
         return Reason("here nothing is evaluated without held-out rows, and a stage always keeps checkpoints")
     return Reason(
@@ -217,8 +228,21 @@ def best_metric(value: Any, given: Given) -> Settings | Reason:
             f"needs held-out rows: give {'eval_prompts' if given.learns_from_rewards else 'eval_data or eval_frac'}, and "
             f"`early_stopping: {{metric: {metric}, mode: {mode}, patience: null}}`"
         )
-    values = {"early_stopping.metric": metric, "early_stopping.mode": mode, "early_stopping.patience": None}
+    patience = given.get("early_stopping_patience")
+    values = {"early_stopping.metric": metric, "early_stopping.mode": mode, "early_stopping.patience": patience}
     return Settings(values, "the best weights are kept")
+
+
+def patience(ours: str) -> Callable[[Any, Given], Settings | Reason]:
+    """`early_stopping_patience` and `early_stopping_threshold`, which watch held-out rows."""
+
+    def convert(value: Any, given: Given) -> Settings | Reason:
+        if given.has_held_out:
+            return Settings({f"early_stopping.{ours}": value})
+        rows = "eval_prompts" if given.learns_from_rewards else "eval_data or eval_frac"
+        return Reason(f"needs held-out rows: give {rows}, and `early_stopping: {{{ours}: {value}}}`")
+
+    return convert
 
 
 def loggers(value: Any, given: Given) -> Settings | Reason:

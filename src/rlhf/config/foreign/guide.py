@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.foreign import common
-from rlhf.config.foreign.key_table import TOP, Entry, Given, Reason, Settings, no, to
+from rlhf.config.foreign import common, trl_conversions, trl_rewards
+from rlhf.config.foreign.key_table import TOP, Entry, Given, Reason, Settings, converted, no, to
 
 SECTIONS = (
     "model", "dataset", "data", "training", "optimization", "optimizer", "generation", "lora", "logging", "evaluation", "hardware", "output",
 )  # fmt: skip
 """Sections that all stages share."""
+REWARD_WORDS = ("rules", "exact", "numeric", "math", "verdict", "json", "code")
+"""Kinds of reward without settings of their own that must be given, for a plain word."""
 STAGES = {
     "sft": "sft", "sft_config": "sft", "supervised": "sft",
     "reward": "reward", "reward_model": "reward", "reward_model_config": "reward", "rm": "reward",
@@ -29,8 +31,9 @@ RANKING_LOSSES: dict[str, Any] = {
 COMPARISONS = {"pairwise": {}, "ranking": "plackett_luce", "rating": "rating", "binary": "binary"}
 ESTIMATORS = {
     "k1": "k1", "kl": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "abs": "abs", "mse": "mse", "full": "exact", "exact": "exact",
-    "fixed": {}, "adaptive": {},
+    "fixed": {},
 }  # fmt: skip
+TARGETS = ("target_kl", "target_kl_divergence", "kl_target")
 
 
 def batch(value: Any, given: Given) -> Settings | Reason:
@@ -64,6 +67,49 @@ def early(value: Any, given: Given) -> Settings | Reason:
         {"kl.target" if adaptive else "stop_at_kl": value},
         "the weight adapts to it" if adaptive else "passes over a rollout end there",
     )
+
+
+def kl_method(value: Any, given: Given) -> Settings | Reason:
+    """How the KL is estimated, or whether its weight is adapted."""
+    if value != "adaptive":
+        return converted(to("kl.estimator", by=ESTIMATORS), value, given)
+    if any(given.theirs.get(key) is not None for key in TARGETS):
+        return Settings({}, "the weight is adapted to the target")
+    given.to_fill_in["kl.target"] = (
+        "the KL that the weight adapts to, in nats a completion; 6 is Ziegler et al.'s (arXiv:1909.08593)"
+    )
+    return Settings({"kl.target": 6.0}, "the weight is adapted to it, and no target is given")
+
+
+def held_out_split(value: Any, given: Given) -> Settings | Reason:
+    """The share of the rows that is held out, or the name of a split."""
+    is_share = isinstance(value, float) and 0 < value < 1
+    return Settings({"eval_frac": value}) if is_share else Reason(common.SPLIT)
+
+
+def reward_functions(value: Any, given: Given) -> Settings | Reason:
+    """Names of rewards: of TRL's, with or without `_reward`; kinds of ours; functions."""
+    judges: list[Any] = []
+    for name in [value] if isinstance(value, str) else list(value):
+        known = next(
+            (trl_rewards.BUILT_IN[each] for each in (name, f"{name}_reward") if each in trl_rewards.BUILT_IN), None
+        )
+        if known is not None:
+            judges.append(dict(known))
+        elif name in REWARD_WORDS or not str(name).isidentifier():
+            judges.append(common.importable(str(name)))
+        else:
+            return Reason(
+                f"{name!r} names no reward here; write package.module:function, or a kind: {', '.join(sorted(REWARD_WORDS))}"
+            )
+    return Settings({"reward": judges[0] if len(judges) == 1 else judges}) if judges else Reason("names no reward")
+
+
+def loss_type(value: Any, given: Given) -> Settings | Reason:
+    """What TRL calls the loss: of pairs, or of groups."""
+    if given.has("policy_loss"):
+        return trl_conversions.group_loss(value, given)
+    return trl_conversions.pair_loss(value, given) if given.kind == "dpo" else Settings({"loss": value})
 
 
 def precision(value: Any, given: Given) -> Settings | Reason:
@@ -170,6 +216,7 @@ KEYS: dict[str, Entry] = {
     "dedup": to("row_filter.dedup"), "deduplicate": to("row_filter.dedup"), "dataset.min_length": to("row_filter.min_length"),
     "prompt_data": to("prompts", by=data_for("ppo grpo rloo")),
     "eval_file": to("eval_data", "eval_prompts", by=held_out), "eval_path": to("eval_data", "eval_prompts", by=held_out),
+    "eval_dataset": to("eval_data", "eval_prompts", by=held_out), "validation_data": to("eval_data", "eval_prompts", by=held_out),
     "validation_file": to("eval_data", "eval_prompts", by=held_out), "eval_data": to("eval_data", "eval_prompts", by=held_out),
     "test_size": to("eval_frac"), "validation_split": to("eval_frac"), "val_split": to("eval_frac"), "eval_ratio": to("eval_frac"),
     "train_size": to("eval_frac", by=trained_share), "train_ratio": to("eval_frac", by=trained_share), "num_samples": to("limit"),
@@ -204,12 +251,14 @@ KEYS: dict[str, Entry] = {
     "save_dir": to(TOP + "name", TOP + "output_dir", by=common.folder),
     "save_steps": to("save_every", by=common.every("save_every"), when=2),
     "eval_steps": to("eval_every", by=common.every("eval_every", if_strategy="eval_strategy"), when=2),
-    "eval_strategy": to("eval_every", by=common.strategy), "evaluation_strategy": to("eval_every", by=common.strategy),
-    "save_strategy": to("save_every", by=common.strategy), "save_total_limit": to("keep_checkpoints"),
+    "eval_strategy": to("eval_every", by=common.strategy, when=3),
+    "evaluation_strategy": to("eval_every", by=common.strategy, when=3),
+    "save_strategy": to("save_every", by=common.save_strategy, when=3), "save_total_limit": to("keep_checkpoints"),
     "metric_for_best_model": to("early_stopping.metric", by=common.best_metric, when=2),
     "greater_is_better": to("early_stopping.mode", by=common.counted),
     "load_best_model_at_end": to("early_stopping.keep_best", by=common.counted),
-    "early_stopping_patience": to("early_stopping.patience", when=1), "early_stopping_threshold": to("early_stopping.min_delta", when=1),
+    "early_stopping_patience": to("early_stopping.patience", by=common.patience("patience"), when=1),
+    "early_stopping_threshold": to("early_stopping.min_delta", by=common.patience("min_delta"), when=1),
     "report_to": to("log_to", by=common.loggers), "use_wandb": to("log_to", by=common.switch("log_to", ["wandb"])),
     "use_tensorboard": to("log_to", by=common.switch("log_to", ["tensorboard"])),
     "log_with": to("log_to", by=common.loggers),
@@ -223,14 +272,15 @@ KEYS: dict[str, Entry] = {
     "num_return_sequences": to("group_size"), "num_generations": to("group_size"), "group_size": to("group_size"),
     # reward models and preferences
     "ranking_loss": to("loss", by=RANKING_LOSSES), "comparison_type": to("loss", by=COMPARISONS),
-    "margin": to("margin"), "label_smoothing": to("label_smoothing"), "loss_type": to("loss"), "beta": to("beta", "odds_coef", "kl.coef"),
+    "margin": to("margin"), "label_smoothing": to("label_smoothing"), "loss_type": to("loss", "policy_loss", "aggregation", by=loss_type),
+    "beta": to("beta", "odds_coef", "kl.coef"),
     "num_models": to("num_models"), "ensemble_size": to("num_models"), "dropout": to("head_dropout"), "normalize_rewards": to("normalize"),
     "head_type": to("head", by={"linear": "linear", "mlp": "mlp"}), "desirable_weight": to("desirable_weight"),
     "undesirable_weight": to("undesirable_weight"), "gamma_beta_ratio": Reason("target_margin is the margin itself: beta times the ratio"),
     # policies
     "ppo_epochs": to("epochs_per_rollout"), "num_ppo_epochs": to("epochs_per_rollout"),
     "kl_coef": to("kl.coef"), "kl_penalty_coef": to("kl.coef"), "init_kl_coef": to("kl.coef"),
-    "kl_penalty_method": to("kl.estimator", by=ESTIMATORS, note="`adaptive` needs kl.target."),
+    "kl_penalty_method": to("kl.estimator", "kl.target", by=kl_method),
     "kl_estimator": to("kl.estimator", by=ESTIMATORS),
     "target_kl": to("kl.target", "stop_at_kl", by=early), "target_kl_divergence": to("kl.target", "stop_at_kl", by=early),
     "kl_target": to("kl.target"), "kl_horizon": to("kl.horizon"),
@@ -249,7 +299,8 @@ KEYS: dict[str, Entry] = {
     "whiten_advantages": to("whiten_advantages"),
     "score_clip": to("clip_score", by=common.widest), "rollout_batch_size": to("prompts_per_rollout"),
     "share_value_network": to("value_model", by=shared_value), "shared_value_network": to("value_model", by=shared_value),
-    "sft_weight": to("sft_coef"), "reward_functions": to("reward"), "model.reward": to("reward"), "reference": to("reference"),
+    "sft_weight": to("sft_coef"), "reward_functions": to("reward", by=reward_functions),
+    "model.reward": to("reward"), "reference": to("reference"),
     "reward_model": to("reward"), "reward_model_path": to("reward"), "reference_model": to("reference"), "ref_model": to("reference"),
     "ptx_coef": to("ptx.coef"), "ptx_data": to("ptx.data"), "pretrain_data": to("ptx.data"),
     "missing_eos_penalty": to("missing_eos_penalty"),
@@ -280,7 +331,8 @@ KEYS: dict[str, Entry] = {
     **no("use_flash_attention attn_implementation flash_attention tf32", common.CHOSEN),
     **no("resume_from_checkpoint", common.RESUMES),
     **no("push_to_hub hub_model_id hub_token", common.HUB),
-    **no("split train_split test_split eval_split subset dataset_config", common.SPLIT),
+    **no("split train_split subset dataset_config", common.SPLIT),
+    "eval_split": to("eval_frac", by=held_out_split), "test_split": to("eval_frac", by=held_out_split),
     **no("text_field text_column prompt_column chosen_column rejected_column response_column", "write `columns: {THEIRS: OURS}`"),
     **no("hidden_size num_layers vocab_size model_type", "sizes of a new model go into `model.init`; a model that is loaded has its own"),
     **no("pad_token_id eos_token_id pad_token eos_token", "nothing to set: a model's own EOS ends a completion, and no row is padded"),

@@ -44,6 +44,8 @@ class Given:
     """Rows of the training data, where the user gave their number."""
     stage: dict[str, Any] = field(default_factory=dict)
     """Ours so far, dotted."""
+    to_fill_in: dict[str, str] = field(default_factory=dict)
+    """Ours with a value that the user has to look at -> what it is."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Theirs; the default where it is absent or null."""
@@ -139,7 +141,7 @@ def converted(entry: To, value: Any, given: Given) -> Settings | Reason:
     outcome = entry.by.get(value.lower() if isinstance(value, str) else value, _ABSENT) if _hashable(value) else _ABSENT
     if outcome is _ABSENT:
         known = ", ".join(str(word) for word in entry.by)
-        return Reason(f"{value!r} is not a value that {ours} has a counterpart of; known are {known}")
+        return Reason(f"{value!r} has no counterpart{f' in {ours}' if ours else ''}; known are {known}")
     if isinstance(outcome, Reason):
         return outcome
     return Settings(outcome if isinstance(outcome, dict) else {str(ours): outcome})

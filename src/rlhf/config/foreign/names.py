@@ -16,7 +16,7 @@ from rlhf.errors import UnknownArgumentError, did_you_mean
 
 NAMES: Mapping[str, str] = {
     "RLHFPipeline": "RLHFOrchestrator runs stages from Python; Pipeline(load_recipe(...)) runs those of a recipe.",
-    "DistributedRLHFTrainer": "RLHFOrchestrator runs the stages, in one process on one device.",
+    "DistributedRLHFTrainer": "RLHFOrchestrator or Pipeline; started by `torchrun`, the ranks of a run share each step (docs/ranks.md).",
     "RLHFStage": "TrainingStage says where a pipeline is; a stage itself is a section of a recipe (`rlhf config schema`).",
     "RolloutBatch": "RolloutBuffer keeps rollouts and gives minibatches of them.",
     "PPOMemory": "RolloutBuffer keeps rollouts and gives minibatches of them.",
@@ -76,12 +76,29 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "models": ("scorers", "members"),
     "ref_model": ("reference",),
     "reference_model": ("reference",),
-    "output_dir": ("checkpoint_dir",),
+    "output_dir": ("checkpoint_dir", "folder"),
+    "log_dir": ("folder", "output_dir"),
+    "logging_dir": ("folder", "output_dir"),
+    "save_total_limit": ("keep",),
+    "max_checkpoints": ("keep",),
+    "lr": ("learning_rate",),
+    "dropout": ("head_dropout",),
+    "value_head": ("head",),
     "weights": ("components",),
     "clip_range": ("config",),
 }
-"""Of constructors: theirs to ours; a class has some of them."""
+"""Of constructors and functions: theirs to ours; each has some of them."""
 
+OF_LORA: Mapping[str, str] = {
+    "r": "rank",
+    "rank": "rank",
+    "lora_r": "rank",
+    "alpha": "alpha",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "target_modules",
+}
+"""Of functions that take ``lora``: theirs to its settings."""
 TOKENIZER = "A model carries its tokenizer, and rows are tokenized by the data set."
 ABSENT_ARGUMENTS: Mapping[str, str] = {
     "processing_class": TOKENIZER,
@@ -99,31 +116,57 @@ ABSENT_ARGUMENTS: Mapping[str, str] = {
 """Arguments that have no counterpart -> why."""
 
 
+LOADERS = ("from_pretrained", "from_policy")
+"""Class methods that make an object."""
+
+
 def explain_arguments(cls: type) -> None:
-    """Make the constructor of a class, and its ``from_pretrained``, answer a wrong keyword with the right one."""
+    """Make the constructor of a class, and its ``from_pretrained`` and ``from_policy``, answer a wrong keyword with the right one."""
     if issubclass(cls, BaseModel | Enum):
         return  # settings answer wrong keys themselves
     setattr(cls, "__init__", _explained(cls.__init__, cls))  # noqa: B010
-    if (loads := inspect.getattr_static(cls, "from_pretrained", None)) and isinstance(loads, classmethod):
-        setattr(cls, "from_pretrained", classmethod(_explained(loads.__func__, cls)))  # noqa: B010
+    for name in LOADERS:
+        if (loads := inspect.getattr_static(cls, name, None)) and isinstance(loads, classmethod):
+            setattr(cls, name, classmethod(_explained(loads.__func__, cls)))
+
+
+def explained_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that answers a wrong keyword with the right one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_keywords(function, function.__name__, kwargs, known, [])
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _check_keywords(
+    function: Callable[..., Any],
+    call: str,
+    kwargs: Collection[str],
+    known: Collection[str],
+    configs: Sequence[type[BaseModel]],
+) -> None:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    wrong = [name for name in kwargs if name not in known]
+    if wrong:
+        lines = [f"{call} takes no argument {name!r}.{_right_one(name, known, configs)}" for name in wrong]
+        raise UnknownArgumentError("\n".join(lines))
 
 
 def _explained(function: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    parameters = inspect.signature(function).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = list(parameters)[1:]
+    known = list(inspect.signature(function).parameters)[1:]
 
     @functools.wraps(function)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wrong = [] if takes_any else [name for name in kwargs if name not in known]
-        if wrong:
+        if not kwargs.keys() <= set(known):
             owner = self if isinstance(self, type) else type(self)
             call = owner.__name__ if function.__name__ == "__init__" else f"{owner.__name__}.{function.__name__}"
-            lines = [
-                f"{call} takes no argument {name!r}.{_right_one(name, known, _settings_of(cls, function))}"
-                for name in wrong
-            ]
-            raise UnknownArgumentError("\n".join(lines))
+            _check_keywords(function, call, kwargs, known, _settings_of(cls, function))
         return function(self, *args, **kwargs)
 
     return checked
@@ -135,6 +178,8 @@ def _right_one(name: str, known: Collection[str], configs: Sequence[type[BaseMod
         return f" It is {ours[0]!r} here."
     if name in ABSENT_ARGUMENTS:
         return f" {ABSENT_ARGUMENTS[name]}"
+    if "lora" in known and name in OF_LORA:
+        return f" It is a setting: lora=LoRAConfig({OF_LORA[name]}=...)."
     if "config" in known and (setting := _as_setting(name, configs)):
         return f" It is a setting:{setting}"
     near = did_you_mean(name, known)

@@ -121,7 +121,7 @@ FLAGS: dict[str, Entry] = {
     "is_correction_type": to("importance.level", "importance.bound", by=become.correction),
     "use_icepop": to("importance.bound", by=become.correction),
     **no("dynamic_filtering_reward_range", "dynamic_sampling asks again where all completions of a prompt score alike"),
-    **no("async_train async_queue_size partial_rollout", "rollouts of vLLM are not asynchronous here (docs/overlap.md says what is)"),
+    **no("async_train async_queue_size partial_rollout", "rollouts of vLLM are not asynchronous here (docs/async-rollouts.md says what is)"),
     **no("normalize_reward", NORMALIZED),
     **no("stop_properly_penalty_coef", "missing_eos_penalty is subtracted from the score of a cut completion; theirs multiplies it"),
     "pretrain_data": to("ptx.data", "ptx.train_on", by=become.other_rows, note="All their tokens count, as in `ptx.train_on: all`."),

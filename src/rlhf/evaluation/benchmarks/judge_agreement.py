@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhf.errors import DataError
+from rlhf.errors import DataError, with_article
 from rlhf.evaluation.benchmarks.results import BenchmarkResult, not_decided
 from rlhf.evaluation.comparison import Comparison, compare_completions, too_few_read
 from rlhf.evaluation.intervals import Estimate, share_interval
@@ -142,7 +142,9 @@ def read_json_rows(path: Path | str, columns: Sequence[str]) -> list[dict[str, A
     except (OSError, ValueError, EOFError) as err:
         raise DataError(f"{path} can't be read as JSON: {type(err).__name__}: {err}.") from None
     if not isinstance(rows, list):
-        raise DataError(f"{path} holds a {type(rows).__name__}; wanted a list of rows with {', '.join(columns)}.")
+        raise DataError(
+            f"{path} holds {with_article(type(rows).__name__)}; wanted a list of rows with {', '.join(columns)}."
+        )
     for number, row in enumerate(rows):
         if lacking := [name for name in columns if not isinstance(row, dict) or name not in row]:
             raise DataError(f"{path}: row {number} has no {lacking[0]}; wanted {', '.join(columns)}.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
+from typing_extensions import override
 
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate
 from rlhf.evaluation.metrics.metric_inputs import MetricInputs
@@ -45,8 +46,8 @@ class InterceptStatistic(Statistic):
         half = float(stdtrit(moments.freedom, (1 + CONFIDENCE) / 2)) * moments.error
         return Estimate(value=moments.value, low=moments.value - half, high=moments.value + half, n=self.num_units)
 
+    @override
     def subset(self, numbers: Sequence[int]) -> InterceptStatistic:
-        """See ``Statistic``."""
         return InterceptStatistic(self.rows[list(numbers)])
 
     def moments(self, *, seed: int = 0) -> Moments | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import binom
+from typing_extensions import override
 
 from rlhf.evaluation.intervals import CONFIDENCE, Array, Estimate
 from rlhf.evaluation.metrics.unit_statistics import ERROR_RESAMPLES, NOT_COMPARABLE, Moments, Statistic
@@ -58,8 +59,8 @@ class QuantileStatistic(Statistic):
         low, high = (ordered[self._place(position / n, len(ordered))] for position in (first, last))
         return Estimate(value=value, low=float(min(low, value)), high=float(max(high, value)), n=self.num_units)
 
+    @override
     def subset(self, numbers: Sequence[int]) -> QuantileStatistic:
-        """See ``Statistic``."""
         return replace(self, rows=self.rows[list(numbers)])
 
     def moments(self, *, seed: int = 0) -> Moments | None:

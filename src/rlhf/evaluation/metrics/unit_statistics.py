@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
+from typing_extensions import override
 
 from rlhf.evaluation.intervals import (
     CONFIDENCE,
@@ -108,8 +109,8 @@ class MeanStatistic(Statistic):
             return Estimate.missing(self.reason if self.num_units else "there was nothing to measure")
         return (share_interval if self.share else mean_interval)(known)
 
+    @override
     def subset(self, numbers: Sequence[int]) -> MeanStatistic:
-        """See ``Statistic``."""
         return MeanStatistic(self.values[list(numbers)], self.share, self.reason)
 
     def moments(self, *, seed: int = 0) -> Moments | None:
@@ -160,8 +161,8 @@ class ResampledStatistic(Statistic):
             return Estimate.missing("there was nothing to measure")
         return bootstrap_interval(self.rows, self.function, seed=seed)
 
+    @override
     def subset(self, numbers: Sequence[int]) -> ResampledStatistic:
-        """See ``Statistic``."""
         return ResampledStatistic(self.rows[list(numbers)], self.function)
 
     def moments(self, *, seed: int = 0) -> Moments | None:
@@ -216,8 +217,8 @@ class CorpusStatistic(Statistic):
             else interval
         )
 
+    @override
     def subset(self, numbers: Sequence[int]) -> CorpusStatistic:
-        """See ``Statistic``."""
         return replace(self, units=tuple(self.units[number] for number in numbers))
 
     def moments(self, *, seed: int = 0) -> Moments | None:

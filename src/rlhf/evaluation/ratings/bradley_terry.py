@@ -144,7 +144,7 @@ class _Problem:
         self.gauge = 0.0 if prior > 0 or penalty[0] > 0 else 1.0
 
     def objective(self, at: Array) -> tuple[float, Array, Array]:
-        """See ``rlhf.evaluation.ratings.fitted.Objective``."""
+        """Value, gradient and curvature at these ratings, as ``rlhf.evaluation.ratings.fitted.Objective`` has them."""
         num, k = self.design.shape[1], self.k
         slopes = self._slopes(at)
         total = at[:k].sum()

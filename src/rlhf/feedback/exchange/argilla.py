@@ -139,7 +139,7 @@ def _slugs(dimensions: Sequence[str]) -> dict[str, str]:
     }
     if len(set(slugs.values())) < len(slugs):
         raise DataError(
-            f"As names of Argilla's questions {', '.join(map(repr, dimensions))} can't be told apart; rename one."
+            f"As names of Argilla's questions {', '.join(map(repr, dimensions))} can't be distinguished; rename one."
         )
     return slugs
 

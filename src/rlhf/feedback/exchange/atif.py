@@ -40,7 +40,7 @@ ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 
 def from_atif(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     for line in reading.sound(lines):
         with reading.one(line.where, "an ATIF trajectory"):
             _trajectory(line, reading)

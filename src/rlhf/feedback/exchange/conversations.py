@@ -124,7 +124,7 @@ class Reading:
         if any(is_empty(answer.messages) for answer in opinion.answers):
             self.no_row(opinion.where, "the answer is empty")
         elif not any(turn["role"] == "user" for turn in opinion.prompt):
-            self.no_row(opinion.where, "no user's turn stands before the answer")
+            self.no_row(opinion.where, "there is no user's turn before the answer")
         elif opinion.value is None and not self.with_unjudged:
             self.no_row(opinion.where, NO_VERDICT)
         elif len({text_key(answer.messages) for answer in opinion.answers}) < len(opinion.answers):

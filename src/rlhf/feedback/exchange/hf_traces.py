@@ -53,7 +53,7 @@ class _Session:
 
 
 def from_hf_traces(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     for session in _sessions(lines, reading):
         if session.is_damaged:
             reading.no_row(session.header.where, "a line of this session is damaged, so the whole session is left out")
@@ -81,7 +81,7 @@ def _sessions(lines: Sequence[Line | RowError], reading: Reading) -> list[_Sessi
                 text_at(line.cells, "harness", line.where, needed=True)
             elif kind == "message" and not inside:
                 raise line.bad(
-                    "a message stands before the header of its session; the first line of a file is a header."
+                    "there is a message before the header of its session; the first line of a file is a header."
                 )
             elif kind == "message":
                 sessions[-1].messages.append((line, _checked_message(line)))

@@ -81,7 +81,7 @@ class _Export:
 
 
 def from_langfuse(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     export = _sorted(lines, reading)
     numbers: dict[str, list[Any]] = {}
     for line in export.scores.values():
@@ -132,7 +132,7 @@ def _sorted(lines: Sequence[Line | RowError], reading: Reading) -> _Export:
                     )
             if name in table and table[name].cells != cells:
                 raise line.bad(
-                    f"the id {name!r} stands for another row in {table[name].where}; export again, each row once."
+                    f"the id {name!r} is also that of another row in {table[name].where}; export again, each row once."
                 )
             table.setdefault(name, Line(line.where, cells))
     return export

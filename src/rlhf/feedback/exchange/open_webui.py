@@ -50,7 +50,7 @@ def is_open_webui(row: Mapping[str, Any]) -> bool:
 
 
 def from_open_webui(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     for line in reading.sound(lines):
         with reading.one(line.where, "Open WebUI's feedback"):
             _feedback(line, reading)

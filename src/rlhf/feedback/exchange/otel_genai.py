@@ -43,7 +43,7 @@ EVALUATION = "gen_ai.evaluation.result"
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 USERS = ("user.id", "enduser.id")
 TOOLS = "gen_ai.tool.definitions"
-TOLD_TWICE = "the same answer stands before it, in a span or an event"
+TOLD_TWICE = "the same answer comes before it, in a span or an event"
 ENVELOPES = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 """How OTLP JSON nests spans and log records."""
 
@@ -85,7 +85,7 @@ class _Record:
 
 
 def from_otel_genai(lines: Sequence[Line | RowError], reading: Reading) -> None:
-    """See above."""
+    """Read all lines of such a file."""
     records: list[_Record] = []
     for line in reading.sound(lines):
         before = len(records)

@@ -50,7 +50,7 @@ def evaluate(
     seed: int,
     resamples: int,
 ) -> HumanEvaluation:
-    """See ``HumanEvalProtocol.analyze``.
+    """What people said of the models: ``HumanEvalProtocol.analyze`` gives it.
 
     Args:
         judged: Decoded judgments.

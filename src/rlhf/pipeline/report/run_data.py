@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.yaml_text import parse_yaml
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, with_article
 from rlhf.evaluation.verdict import Verdict, verdict
 from rlhf.evaluation.verdict_inputs import Evidence
 from rlhf.formatting import mapping, number
@@ -226,7 +226,7 @@ def _read_object(run: RunRecord, name: str, consequence: str) -> Mapping[str, An
         run.missing[name] = f"it can't be read ({type(err).__name__}: {err})"
         return {}
     if not isinstance(record, dict):
-        run.missing[name] = f"it holds a {type(record).__name__}, not an object"
+        run.missing[name] = f"it holds {with_article(type(record).__name__)}, not an object"
         return {}
     return record
 

@@ -32,7 +32,7 @@ def run_with_critic(stage: Any, at: StageContext) -> StageOutcome:
 def _build_critic(
     stage: PPOStage | VAPOStage | TRPOStage, policy: PolicyModel, at: StageContext, *, seed: int
 ) -> ValueModel:
-    head: dict[str, Any] = {"head_kind": stage.value_head, "head_hidden_size": stage.head_hidden_size}
+    head: dict[str, Any] = {"value_head": stage.value_head, "head_hidden_size": stage.head_hidden_size}
     if stage.value_model == "shared":
         value_model = ValueModel.shared(policy, **head, seed=seed)
     elif stage.value_init == "reward":

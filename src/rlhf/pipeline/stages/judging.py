@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from rlhf.config.rewards import FunctionRewardConfig, RewardSpec
+from rlhf.config.function_reward import FunctionRewardConfig
+from rlhf.config.rewards import RewardSpec
 from rlhf.data.contracts import Prompt
 from rlhf.evaluation.judges import Judge, judge_completions, judge_name, load_judge
 from rlhf.pipeline.stages.context import StageContext, resolved_reward
@@ -35,7 +36,7 @@ class HeldOutJudge:
         return judge_name(self.judge)
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``; a scorer that was built to report a sample without a score does so here, too."""
+        """Judge each completion; a scorer that was built to report a sample without a score does so here, too."""
         if isinstance(self.judge, Scorer):
             return ask_scorer(self.judge, prompts, completions)
         return ScoreResult(judge_completions(self.judge, prompts, completions).scores)

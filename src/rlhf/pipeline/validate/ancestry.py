@@ -15,7 +15,7 @@ from typing import Any
 
 from rlhf.config.base import Names, named_things
 from rlhf.config.file_stages import BestOfNStage
-from rlhf.config.judges import JudgeBase
+from rlhf.config.judge_base import JudgeBase
 from rlhf.config.recipe import STAGE
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of

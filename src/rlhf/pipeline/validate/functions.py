@@ -16,10 +16,12 @@ from typing import Any
 
 from rlhf.config.environments import PythonEnvironmentConfig
 from rlhf.config.file_stages import PreferencesStage
+from rlhf.config.function_reward import FunctionRewardConfig
 from rlhf.config.reasoning_stages import StepLabelsStage
-from rlhf.config.rewards import FunctionRewardConfig, JSONRewardConfig, rewards_of
+from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_inputs import PolicyStage
 from rlhf.config.stage_union import Stage
+from rlhf.config.verifier_rewards import JSONRewardConfig
 from rlhf.data.expand import prompt_of
 from rlhf.errors import ConfigError, RewardError, did_you_mean
 from rlhf.pipeline.validate.inputs import functions, rows_inputs

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf.config.file_stages import EvaluateStage
-from rlhf.config.judges import JudgeBase
+from rlhf.config.judge_base import JudgeBase
 from rlhf.config.reasoning_stages import PassAtKStage
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.rewards import training_rewards_of

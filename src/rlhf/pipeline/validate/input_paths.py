@@ -8,16 +8,13 @@ import importlib.util
 from pathlib import Path
 
 from rlhf.config.error_messages import A_REWARD
+from rlhf.config.learned_rewards import ProcessRewardConfig
 from rlhf.config.model import ModelConfig
-from rlhf.config.rewards import (
-    REWARD_KINDS,
-    JSONRewardConfig,
-    LexiconRewardConfig,
-    ProcessRewardConfig,
-    ServiceRewardConfig,
-    rewards_of,
-)
+from rlhf.config.rewards import REWARD_KINDS, rewards_of
+from rlhf.config.rule_rewards import LexiconRewardConfig
+from rlhf.config.service_reward import ServiceRewardConfig
 from rlhf.config.stage_union import Stage
+from rlhf.config.verifier_rewards import JSONRewardConfig
 from rlhf.data.sources import open_source
 from rlhf.errors import ConfigError, DataError, ModelError, RLHFError, did_you_mean, did_you_mean_file
 from rlhf.models.sources import EMBEDDED

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from rlhf.config.judges import JudgeBase, JuryJudgeConfig, LocalJudgeConfig, RewardModelJudgeConfig, judges_held
+from rlhf.config.judge_base import JudgeBase
+from rlhf.config.judge_types.jury import JuryJudgeConfig
+from rlhf.config.judge_types.local_judge import LocalJudgeConfig
+from rlhf.config.judge_types.reward_model_judge import RewardModelJudgeConfig
+from rlhf.config.judges import judges_held
 from rlhf.config.recipe import STAGE
 from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS
 from rlhf.errors import ModelError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rlhf.config.learned_rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig
 from rlhf.config.recipe import STAGE, stage_references
-from rlhf.config.rewards import EnsembleRewardConfig, LearnedRewardConfig, ProcessRewardConfig, rewards_of
+from rlhf.config.rewards import rewards_of
 from rlhf.config.stage_union import Stage
 from rlhf.config.stages import JUDGE_KINDS, POLICY_KINDS, judge_kinds
 from rlhf.errors import DataError, ModelError, did_you_mean

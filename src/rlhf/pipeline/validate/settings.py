@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.file_stages import EvaluateStage
+from rlhf.config.learned_rewards import LearnedRewardConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.policy import PPOConfig, RLConfig
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.reward_base import RewardBase
-from rlhf.config.rewards import LearnedRewardConfig, RulesRewardConfig, training_rewards_of
+from rlhf.config.rewards import training_rewards_of
+from rlhf.config.rule_rewards import RulesRewardConfig
 from rlhf.config.stage_inputs import DataInputs, OfflineStage, PolicyStage
 from rlhf.config.stage_union import Stage
 from rlhf.config.training import TrainConfig
@@ -222,14 +224,14 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
         _check_single_step(review, stage)
     sampling = stage.sampling
     is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
-    is_own = stage.engine.kind == "local" and stage.engine.weights == "same" and stage.async_rollouts is None
+    is_own = stage.engine.in_this_process and stage.engine.lowered is None and stage.async_rollouts is None
     is_exact = stage.autocast == "none" and stage.model.dtype == "float32"
     if stage.importance is not None and is_whole and is_own and is_exact:
         review.warn(
             "importance",
             "It does nothing: this process samples from the policy itself, in float32 and without filters, so that every ratio is 1.",
         )
-    if stage.engine.kind == "local" and stage.engine.weights == stage.model.dtype:
+    if stage.engine.lowered == stage.model.dtype:
         review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
     if stage.async_rollouts is not None and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
@@ -259,7 +261,7 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
 
 def _check_compiled(review: Review, stage: TrainConfig | EvaluateStage) -> None:
     asked = {"compiled": stage.compiled} if isinstance(stage, TrainConfig) else {}
-    if isinstance(stage, RLConfig | EvaluateStage) and stage.engine.kind == "local":
+    if isinstance(stage, RLConfig | EvaluateStage) and "compiled" in type(stage.engine).model_fields:
         asked["engine.compiled"] = stage.engine.compiled
     for key in (key for key, on in asked.items() if on):
         if compiler() is None:

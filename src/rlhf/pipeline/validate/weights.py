@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.errors import ModelError, did_you_mean_file
+from rlhf.errors import ModelError, did_you_mean_file, with_article
 from rlhf.models.adapter_base import base_folder
 from rlhf.models.checks import check_float_weights, check_not_quantized
 from rlhf.pipeline.models import where_models_are
@@ -191,7 +191,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as err:
         raise ModelError(f"{path} is damaged: {err}. {AGAIN}") from None
     if not isinstance(document, dict):
-        raise ModelError(f"{path} holds a {type(document).__name__}; it should hold keys and values. {AGAIN}")
+        raise ModelError(
+            f"{path} holds {with_article(type(document).__name__)}; it should hold keys and values. {AGAIN}"
+        )
     return document
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from rlhf.config.rewards import CodeRewardConfig
+from rlhf.config.verifier_rewards import CodeRewardConfig
 from rlhf.data.contracts import Prompt
 from rlhf.rewards.checked_values import refuse
 from rlhf.rewards.code.cases import Case, TestsError, cases_of
@@ -62,7 +62,7 @@ class CodeReward:
         self._checked = False
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: A row's tests are missing or can't be read, or the machine does not isolate programs.
@@ -73,7 +73,8 @@ class CodeReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``; tests that are null say that it does not apply.
+        """Verdicts [n], None where it does not apply or failed, and why it failed on which sample; tests that are null say that it
+        does not apply.
 
         Raises:
             RewardError: As ``score``.

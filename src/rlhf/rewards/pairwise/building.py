@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.judges import JudgeBase, JuryJudgeConfig, PromptedJudgeConfig, read_judge
+from rlhf.config.judge_base import JudgeBase, PromptedJudgeConfig
+from rlhf.config.judge_types.jury import JuryJudgeConfig
+from rlhf.config.judges import read_judge
 from rlhf.rewards.pairwise.function_judge import function_judge
 from rlhf.rewards.pairwise.scores import ScoreJudge
 from rlhf.rewards.pairwise.verdict_cache import CachedJudge

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.base import BaseConfig
-from rlhf.config.judges import FunctionJudgeConfig, JudgeBase, JuryJudgeConfig, read_judge
+from rlhf.config.judge_base import JudgeBase
+from rlhf.config.judge_types.function_judge import FunctionJudgeConfig
+from rlhf.config.judge_types.jury import JuryJudgeConfig
+from rlhf.config.judges import read_judge
 from rlhf.errors import ConfigError, DataError, RLHFError
 from rlhf.files import sha256
 from rlhf.rewards.pairwise.human_votes import STORE_READER

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf.config.judges import EndpointJudgeConfig
+from rlhf.config.judge_types.endpoint_judge import EndpointJudgeConfig
 from rlhf.data.message_text import counted
 from rlhf.errors import BudgetError, ConfigError
 from rlhf.rewards.background import run_async
@@ -100,7 +100,7 @@ class EndpointJudge:
         self._caller.notify = notify
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
+        """A verdict on each pair, in the order given.
 
         Raises:
             RewardError: The endpoint does not answer.

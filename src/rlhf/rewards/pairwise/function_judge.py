@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf.config.judges import REWARD_NAMES, FunctionJudgeConfig
+from rlhf.config.judge_types.function_judge import REWARD_NAMES, FunctionJudgeConfig
 from rlhf.errors import RewardError, text_of
 from rlhf.rewards.functions import load_function
 from rlhf.rewards.pairwise.scores import ScoreJudge, scorer_of
@@ -47,7 +47,7 @@ class ComparingFunction:
         self.identity = {"type": "function", **function_identity(function), "arguments": self.arguments}
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
+        """A verdict on each pair, in the order given.
 
         Raises:
             RewardError: It raised, or gave another number of outcomes, or something that is no outcome.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf.config.judges import HumanJudgeConfig
+from rlhf.config.judge_types.human_judge import HumanJudgeConfig
 from rlhf.rewards.pairwise.human_votes import HumanVotes, read_votes, votes_of_store
 from rlhf.rewards.pairwise.votes import OnVote, Pair, Vote, told
 
@@ -25,7 +25,7 @@ class HumanJudge:
         self.identity = {"type": "human", "content": votes.content}
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``."""
+        """A verdict on each pair, in the order given."""
         outcomes = [self.human.of(pair.prompt, pair.first, pair.second) for pair in pairs]
         missing = "nobody voted on these two completions"
         return told(

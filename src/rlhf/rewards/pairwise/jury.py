@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlhf.config.judges import JuryJudgeConfig
+from rlhf.config.judge_types.jury import JuryJudgeConfig
 from rlhf.rewards.pairwise.grades import asking, grading_judge
 from rlhf.rewards.pairwise.templates import JudgeTemplate
 from rlhf.rewards.pairwise.votes import OnVote, Pair, PairwiseJudge, Vote, told
@@ -48,7 +48,7 @@ class Jury:
         return Jury([asking(member, template) for member in self.members], combine="mean", name=self.name)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``."""
+        """A verdict on each pair, in the order given."""
         each = [member.votes(pairs) for member in self.members]
         return told([self._together(votes) for votes in zip(*each, strict=True)], on_vote)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rlhf.config.judges import LocalJudgeConfig
+from rlhf.config.judge_types.local_judge import LocalJudgeConfig
 from rlhf.data.datasets import GRPODataset
 from rlhf.models.score import base_model, context_length
 from rlhf.rewards.model_reward import model_folder
@@ -59,7 +59,8 @@ class LocalJudge:
         return PolicyModel.from_pretrained(self.folder)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``; where a prompt with both completions is too long for the model, there is no verdict."""
+        """A verdict on each pair, in the order given; where a prompt with both completions is too long for the model, there is no
+        verdict."""
         votes: list[Vote] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             asked = self._prompts(pairs[start : start + PAIRS_AT_ONCE])

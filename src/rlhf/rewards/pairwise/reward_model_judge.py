@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.judges import RewardModelJudgeConfig
+from rlhf.config.judge_types.reward_model_judge import RewardModelJudgeConfig
 from rlhf.rewards.pairwise.model_identity import model_identity
 from rlhf.rewards.pairwise.scores import ScoreJudge
 
@@ -19,5 +19,9 @@ def build_reward_model_judge(config: RewardModelJudgeConfig) -> ScoreJudge:
     scorer.lengths.cuts = True
     identity: dict[str, Any] = {"type": "reward_model", **model_identity(folder)}
     return ScoreJudge(
-        scorer, identity=identity, tie_band=config.tie_band, name=config.name or f"reward model {config.path}"
+        scorer,
+        identity=identity,
+        tie_band=config.tie_band,
+        name=config.name or f"reward model {config.path}",
+        scores_are_grades=config.scores_are_grades,
     )

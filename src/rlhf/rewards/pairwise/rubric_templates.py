@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from rlhf.config.judge_reward import CriterionConfig, RubricConfig
 from rlhf.rewards.pairwise.templates import TEMPLATES, JudgeTemplate, last_lines, last_mark, without_marks
 from rlhf.rewards.pairwise.votes import Vote
@@ -68,8 +70,8 @@ class CriteriaTemplate(JudgeTemplate):
 
     criteria: tuple[CriterionConfig, ...]
 
+    @override
     def read(self, said: str, *, cut: bool = False, cost: float = 0.0) -> Vote:
-        """See ``read_criteria``."""
         return read_criteria(said, self.criteria, cut=cut, cost=cost)
 
 
@@ -77,8 +79,8 @@ class CriteriaTemplate(JudgeTemplate):
 class RanksTemplate(JudgeTemplate):
     """Asks for an order of answers, whose ranks ``Vote.values`` has in the order in which they were shown."""
 
+    @override
     def read(self, said: str, *, cut: bool = False, cost: float = 0.0) -> Vote:
-        """See ``read_ranks``."""
         return read_ranks(said, cut=cut, cost=cost)
 
 

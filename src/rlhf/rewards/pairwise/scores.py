@@ -25,13 +25,21 @@ class ScoreJudge:
         identity: All that decides its scores.
         tie_band: Scores this close are a tie.
         name: What results call it.
+        scores_are_grades: Whether they have a scale that means the same everywhere.
     """
 
     symmetric = True
 
     def __init__(
-        self, scorer: Scorer, *, identity: Mapping[str, Any], tie_band: float = 0.0, name: str | None = None
+        self,
+        scorer: Scorer,
+        *,
+        identity: Mapping[str, Any],
+        tie_band: float = 0.0,
+        name: str | None = None,
+        scores_are_grades: bool = True,
     ) -> None:
+        self.scores_are_grades = scores_are_grades
         self.scorer = scorer
         self.tie_band = tie_band
         self.name = name or scorer.name
@@ -45,20 +53,28 @@ class ScoreJudge:
         """
         if not tie_band >= 0:
             raise ConfigError(f"The tie band is {tie_band}; give 0 or more, in units of the judge's score.")
-        return ScoreJudge(self.scorer, identity=self.identity, tie_band=tie_band, name=self.name)
+        return ScoreJudge(
+            self.scorer,
+            identity=self.identity,
+            tie_band=tie_band,
+            name=self.name,
+            scores_are_grades=self.scores_are_grades,
+        )
 
     def grading(self) -> ScoreGrades:
         """Its scores as grades.
 
         Raises:
-            ConfigError: It is a reward model, whose scores have no scale.
+            ConfigError: Its scores have no scale, as those of a reward model.
         """
-        if self.identity.get("type") == "reward_model":
-            raise ConfigError(f"The judge {self.name} is a reward model: its scores have no scale and are no grades.")
+        if not self.scores_are_grades:
+            raise ConfigError(
+                f"The scores of the judge {self.name} have no scale and are no grades; ask a judge that grades."
+            )
         return ScoreGrades(self)
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``.
+        """A verdict on each pair, in the order given.
 
         Raises:
             RewardError: A completion has no score, where the scorer was not built to report that.

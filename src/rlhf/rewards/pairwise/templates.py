@@ -98,7 +98,7 @@ class JudgeTemplate:
         return "the answer" if self.grades else "two completions"
 
     def read(self, said: str, *, cut: bool = False, cost: float = 0.0) -> Vote:
-        """See ``read_verdict`` and ``read_grade``."""
+        """The verdict or the grade of an answer, by ``read_verdict`` or ``read_grade``."""
         return (read_grade if self.grades else read_verdict)(said, cut=cut, cost=cost)
 
     def filled(self, pair: Pair) -> str:

@@ -95,7 +95,7 @@ class CachedJudge:
         return not isinstance(template, JudgeTemplate) or column in template.columns
 
     def votes(self, pairs: Sequence[Pair], on_vote: OnVote | None = None) -> list[Vote]:
-        """See ``PairwiseJudge``; only what is not on disk is asked.
+        """A verdict on each pair, in the order given; only what is not on disk is asked.
 
         Raises:
             DataError: A line of the file, not the last, can't be read.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rlhf.config.reward_base import RewardBase
-from rlhf.config.rewards import (
+from rlhf.config.verifier_rewards import (
     ExactRewardConfig,
     JSONRewardConfig,
     MathRewardConfig,
@@ -78,7 +78,7 @@ class VerifierReward:
             self._check_own_schema()
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
-        """See ``Scorer``.
+        """Judge each completion.
 
         Raises:
             RewardError: A reference is missing or can't be read; names the row, the column and what it holds.
@@ -93,7 +93,8 @@ class VerifierReward:
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``; a reference that is null means that it does not apply.
+        """Verdicts [n], None where it does not apply or failed, and why it failed on which sample; a reference that is null means that
+        it does not apply.
 
         Raises:
             RewardError: As ``score``.

@@ -21,7 +21,7 @@ def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:
         inside, closed, rest = rest.partition(END)
         if not closed or BEGIN in inside:
             raise MalformedCallError(f"A call that begins with {BEGIN} must end with {END}.")
-        value = read_object(inside, f"what stands between {BEGIN} and {END}", {"name": str, "arguments": dict})
+        value = read_object(inside, f"the text between {BEGIN} and {END}", {"name": str, "arguments": dict})
         calls.append(ToolCall(value["name"], value["arguments"]))
     if END in rest:
         raise MalformedCallError(f"{END} ends a call that does not begin with {BEGIN}.")

@@ -22,7 +22,7 @@ def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:
     said = said.removeprefix(TAG).strip()
     if not tagged and not OPENS.match(said):
         if TAG in said:
-            raise MalformedCallError(f"{TAG} stands at the start of a call, and nothing before it.")
+            raise MalformedCallError(f"{TAG} is the start of a call, with nothing before it.")
         return []
     value = read_object(said, "a call", {"name": str, "parameters": dict})
     return [ToolCall(value["name"], value["parameters"])]

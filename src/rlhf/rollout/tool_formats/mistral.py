@@ -17,7 +17,7 @@ END = re.compile(r"</s>\s*$")
 
 
 def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:
-    """See ``ToolFormat.calls``."""
+    """Calls of a turn, as ``ToolFormat.calls`` has them."""
     _, begun, said = END.sub("", text).partition(BEGIN)
     if not begun:
         return []
@@ -40,7 +40,7 @@ def _named(part: str) -> ToolCall:
     name, marked, arguments = part.partition(ARGUMENTS)
     name = name.partition(ID)[0].strip()
     if not marked or not re.fullmatch(r"[\w-]+", name):
-        raise MalformedCallError(f"Behind {BEGIN} stands a list of calls, or the name of a tool and {ARGUMENTS}.")
+        raise MalformedCallError(f"{BEGIN} is followed by a list of calls, or by the name of a tool and {ARGUMENTS}.")
     value = read_json(arguments, f"what follows {ARGUMENTS}")
     if not isinstance(value, dict):
         raise MalformedCallError(f"What follows {ARGUMENTS} must be an object.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from rlhf.config.foreign import guide
 from rlhf.config.foreign.convert import convert_file
 from rlhf.config.recipe import RecipeConfig, load_recipe
+from rlhf.config.rewards import REWARD_KINDS
 
 OLD_FLAGS = r"""
 set -x
@@ -226,7 +228,7 @@ def test_every_leaf_of_the_sections_is_answered(tmp_path):
     leaves = {f"{name}.{key}" for name, section in yaml.safe_load(SECTIONS).items() for key in section}
     assert {line.key for line in conversion.lines} == leaves
     left = {line.key for line in conversion.lines if line.is_left}
-    assert left == {"training.deepspeed", "training.eval_strategy", "generation.do_sample", "ppo.fancy"}
+    assert left == {"training.deepspeed", "generation.do_sample", "ppo.fancy"}
 
 
 @pytest.mark.parametrize(
@@ -310,3 +312,75 @@ def test_pretraining_rows_of_openrlhf_are_ptx(tmp_path):
     assert RecipeConfig.of(conversion.tree).stages["ppo"].ptx is None
     (line,) = [line for line in conversion.lines if line.key == "ptx_coef"]
     assert "pretrain_data" in line.note
+
+
+def lines_of(tmp_path, text, name="guide.yaml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    conversion = convert_file(path)
+    RecipeConfig.of(conversion.tree)
+    (stage,) = conversion.tree["stages"].values()
+    return stage, {line.key: line for line in conversion.lines}, conversion
+
+
+def test_an_adaptive_penalty_without_a_target_is_to_be_filled_in(tmp_path):
+    stage, _, conversion = lines_of(tmp_path, "ppo: {kl_penalty_method: adaptive}\n")
+    assert stage["kl"]["target"] == 6.0
+    assert any("kl.target" in text for text in conversion.to_fill_in)
+    stage, lines, conversion = lines_of(tmp_path, "ppo: {kl_penalty_method: adaptive, target_kl: 4.0}\n")
+    assert stage["kl"]["target"] == 4.0
+    assert not any("kl.target" in text for text in conversion.to_fill_in)
+    assert not lines["ppo.kl_penalty_method"].is_left
+
+
+HELD_OUT = """
+dataset: {name: rows.jsonl, SPLIT}
+training: {eval_strategy: steps, eval_steps: 50, metric_for_best_model: eval_loss, early_stopping_patience: 2}
+sft: {num_epochs: 1}
+"""
+
+
+@pytest.mark.parametrize("split", ["eval_split: 0.1", "eval_dataset: held_out.jsonl"])
+def test_held_out_rows_carry_what_watches_them(tmp_path, split):
+    stage, lines, _ = lines_of(tmp_path, HELD_OUT.replace("SPLIT", split))
+    assert stage.get("eval_frac", stage.get("eval_data")) in (0.1, "held_out.jsonl")
+    assert stage["eval_every"] == 50
+    assert (stage["early_stopping"]["metric"], stage["early_stopping"]["patience"]) == ("eval/loss", 2)
+    assert not lines["training.eval_strategy"].is_left
+
+
+def test_early_stopping_without_held_out_rows_is_answered(tmp_path):
+    stage, lines, _ = lines_of(tmp_path, HELD_OUT.replace(", SPLIT", ""))
+    assert "early_stopping" not in stage
+    assert "held-out" in lines["training.early_stopping_patience"].note
+    assert lines["training.eval_strategy"].is_left
+
+
+@pytest.mark.parametrize(
+    ("functions", "reward"),
+    [
+        ("[accuracy]", {"kind": "math", "column": "solution"}),
+        ("[rules]", "rules"),
+        ("my_rewards.brief", "my_rewards:brief"),
+    ],
+)
+def test_reward_functions_are_rewards(tmp_path, functions, reward):
+    stage, *_ = lines_of(tmp_path, f"grpo: {{reward_functions: {functions}, loss_type: dr_grpo}}\n")
+    assert stage["reward"] == reward
+    assert stage["aggregation"] == "constant"
+
+
+def test_a_reward_function_that_nobody_knows_is_left(tmp_path):
+    _, lines, conversion = lines_of(tmp_path, "grpo: {reward_functions: [helpfulness]}\n")
+    assert lines["grpo.reward_functions"].is_left
+    assert any("reward" in text for text in conversion.to_fill_in)
+
+
+def test_words_for_rewards_are_the_kinds_that_need_no_settings():
+    kinds = {kind.kind_name() for kind in REWARD_KINDS if not any(f.is_required() for f in kind.model_fields.values())}
+    assert set(guide.REWARD_WORDS) == kinds
+
+
+def test_another_optimizer_has_no_counterpart(tmp_path):
+    _, lines, _ = lines_of(tmp_path, "sft: {optimizer: sgd}\n")
+    assert "None" not in lines["sft.optimizer"].note

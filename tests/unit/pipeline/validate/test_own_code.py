@@ -7,7 +7,8 @@ import pytest
 from rlhf.config.formulas import Formula, PairFormula
 from rlhf.config.pair_losses import PAIR_FORMULAS
 from rlhf.config.policy_losses import POLICY_LOSSES
-from rlhf.config.rewards import REWARD_KINDS, RulesRewardConfig
+from rlhf.config.rewards import REWARD_KINDS
+from rlhf.config.rule_rewards import RulesRewardConfig
 from rlhf.config.stages import BY_KIND
 from rlhf.config.training_stages import DPOStage
 from rlhf.errors import ConfigError

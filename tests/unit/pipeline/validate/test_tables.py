@@ -7,6 +7,7 @@ import typing
 import pytest
 
 from rlhf.config.file_stages import PreferencesStage
+from rlhf.config.methods import OWN_KINDS
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.schema import stage_classes
 from rlhf.data.contracts import Kind
@@ -70,7 +71,7 @@ def test_stages_write_the_files_that_references_may_name(tmp_path):
         "ppo": {"kind": "ppo", **policy, "epochs_per_rollout": 1},
         **{
             kind: {"kind": kind, **policy, "group_size": 2}
-            for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_pp", "remax")
+            for kind in OWN_KINDS
         },
         "evaluate": {"kind": "evaluate", "policy": "stage:sft", "baseline": "embedded", **judged, "sampling": {"max_new_tokens": 4}},
         "vapo": {"kind": "vapo", **policy, "group_size": 2, "value_warmup_rollouts": 0},

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rlhf.config.judges import EndpointJudgeConfig
+from rlhf.config.judge_types.endpoint_judge import EndpointJudgeConfig
 from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.endpoint_judge import EndpointJudge

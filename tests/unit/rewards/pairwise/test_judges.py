@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from rlhf.config.judges import JUDGE_TYPES, REWARD_NAMES, RULES, HumanJudgeConfig, read_judge
+from rlhf.config.judge_types.function_judge import REWARD_NAMES, RULES
+from rlhf.config.judge_types.human_judge import HumanJudgeConfig
+from rlhf.config.judges import JUDGE_TYPES, read_judge
 from rlhf.errors import ConfigError, DataError, RewardError
 from rlhf.rewards.pairwise import function_judge
 from rlhf.rewards.pairwise.building import build_judge

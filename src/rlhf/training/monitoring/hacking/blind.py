@@ -29,7 +29,7 @@ class Blind:
         self.scored: list[list[bool]] = []
 
     def update(self, observation: HeldOutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         self.scored = [*self.scored, np.isfinite(observation.judge).tolist()][-self.window :]
         if len(self.scored) < self.window:
             return None
@@ -48,13 +48,13 @@ class Blind:
         )
 
     def penalties(self, observation: HeldOutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return none_penalized(observation.proxy)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"scored": self.scored, "value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.scored, self.value = [list(each) for each in state["scored"]], state["value"]

@@ -17,7 +17,7 @@ class Collapse(JudgeWindows):
     shows = "proxy"
 
     def update(self, observation: HeldOutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         for fall in self.falls(observation):
             if fall.t_proxy is not None and fall.t_proxy <= -self.proxy_threshold:
                 return Detection(

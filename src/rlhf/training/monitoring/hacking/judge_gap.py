@@ -36,7 +36,7 @@ class JudgeGap:
         self.gaps: list[list[float]] = []
 
     def update(self, observation: HeldOutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         if not self.scales:
             finite = [values[np.isfinite(values)] for values in (observation.proxy, observation.judge)]
             spreads = [float(values.std()) if len(values) else 0.0 for values in finite]
@@ -62,13 +62,13 @@ class JudgeGap:
         )
 
     def penalties(self, observation: HeldOutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return none_penalized(observation.proxy)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"scales": self.scales, "gaps": self.gaps, "value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.scales, self.gaps, self.value = list(state["scales"]), list(state["gaps"]), state["value"]

@@ -19,7 +19,7 @@ class JudgeSlope(JudgeWindows):
     """
 
     def update(self, observation: HeldOutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         for fall in self.falls(observation):
             if fall.t_proxy is None or fall.t_proxy > -self.proxy_threshold:
                 return Detection(

@@ -34,7 +34,7 @@ class LengthGaming:
         self.alarmed = False
 
     def update(self, observation: RolloutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         logs = np.log(np.maximum(observation.num_words, 1.0))
         sizes = np.bincount(observation.groups)
         dx, dy = (
@@ -64,16 +64,16 @@ class LengthGaming:
         )
 
     def penalties(self, observation: RolloutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         grown = np.log(np.maximum(observation.num_words, 1.0)) - observation.reference_log_words
         penalties: Array = self.penalty * np.maximum(grown, 0.0) * self.alarmed
         return penalties
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"sums": self.sums, "value": self.value, "alarmed": self.alarmed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.sums = [list(each) for each in state["sums"]]
         self.value, self.alarmed = state["value"], state["alarmed"]

@@ -64,7 +64,7 @@ class RepetitionShare:
         return (repeated_words >= self.min_words).astype(np.float64)
 
     def update(self, observation: RolloutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         flagged = self.flags(observation.repeated_words)
         self.counts.append([len(flagged), float(flagged.sum()), float(observation.reference_repeated.sum())])
         while len(self.counts) > self.window and sum(c[0] for c in self.counts[1:]) >= self.min_completions:
@@ -90,14 +90,14 @@ class RepetitionShare:
         )
 
     def penalties(self, observation: RolloutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return self.penalty * self.flags(observation.repeated_words) * self.alarmed
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"counts": self.counts, "value": self.value, "alarmed": self.alarmed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.counts = [list(each) for each in state["counts"]]
         self.value, self.alarmed = state["value"], state["alarmed"]

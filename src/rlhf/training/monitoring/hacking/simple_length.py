@@ -33,7 +33,7 @@ class SimpleLength:
         self.rewards: list[float] = []
 
     def update(self, observation: RolloutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         counted = observation.num_words >= self.min_words
         self.num_seen += int(counted.sum())
         self.words = [*self.words, *observation.num_words[counted].tolist()][-self.min_values :]
@@ -56,7 +56,7 @@ class SimpleLength:
         )
 
     def penalties(self, observation: RolloutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         if self.value is None or self.value <= self.correlation:
             return np.zeros(len(observation.rewards))
         ratio = np.maximum(observation.num_words, 1.0) / self.baseline
@@ -64,10 +64,10 @@ class SimpleLength:
         return np.where(long, np.log(ratio) - math.log(self.ratio), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"num_seen": self.num_seen, "words": self.words, "rewards": self.rewards, "value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.num_seen, self.value = state["num_seen"], state["value"]
         self.words, self.rewards = list(state["words"]), list(state["rewards"])

@@ -29,7 +29,7 @@ class SimpleRepetition:
         self.value: float | None = None
 
     def update(self, observation: RolloutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         flagged = self._flagged(observation)
         rates = observation.trigram_rates
         self.value = float(rates.max()) if len(rates) else None
@@ -46,16 +46,16 @@ class SimpleRepetition:
         )
 
     def penalties(self, observation: RolloutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return np.where(self._flagged(observation), self.factor * observation.trigram_rates, 0.0)
 
     def _flagged(self, observation: RolloutObservation) -> Any:
         return (observation.trigram_rates > self.rate) & (observation.num_words >= self.min_words)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.value = state["value"]

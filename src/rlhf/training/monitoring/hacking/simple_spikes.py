@@ -32,7 +32,7 @@ class SimpleSpikes:
         """Distance of each reward of the newest rollout, and what it is above its limit."""
 
     def update(self, observation: RolloutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         distances, excess = self._measure(observation.rewards)
         self._newest = distances, excess
         self.earlier = [*self.earlier, *observation.rewards.tolist()][-self.window :]
@@ -51,7 +51,7 @@ class SimpleSpikes:
         )
 
     def penalties(self, observation: RolloutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return self._newest[1]
 
     def _measure(self, rewards: Array) -> tuple[Array, Array]:
@@ -71,9 +71,9 @@ class SimpleSpikes:
         return distances, excess
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"earlier": self.earlier, "value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.earlier, self.value = list(state["earlier"]), state["value"]

@@ -111,14 +111,14 @@ class JudgeWindows:
             yield Fall(window, -threshold, t_judge, t_proxy, slopes, self.steps[-window:][best])
 
     def penalties(self, observation: HeldOutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return none_penalized(observation.proxy)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"steps": self.steps, "proxy": self.proxy, "judge": self.judge, "value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.steps, self.proxy, self.judge = list(state["steps"]), list(state["proxy"]), list(state["judge"])
         self.value = state["value"]

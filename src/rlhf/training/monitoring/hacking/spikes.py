@@ -37,7 +37,7 @@ class Spikes:
         self.means: list[float] = []
 
     def update(self, observation: RolloutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         rewards = observation.rewards
         mean = float(rewards.mean())
         before, self.means = self.means, [*self.means, mean][-self.window :]
@@ -61,13 +61,13 @@ class Spikes:
         )
 
     def penalties(self, observation: RolloutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return none_penalized(observation.rewards)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {"means": self.means, "value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.means, self.value = list(state["means"]), state["value"]

@@ -60,7 +60,7 @@ class WinRateDrop:
         """Whether the policy as it is has just become the anchor, and is to be sampled for ``set_anchor``."""
 
     def update(self, observation: HeldOutObservation) -> Detection | None:
-        """See ``Detector``."""
+        """Take an observation in; what is wrong now, also where that was said before."""
         detection = self._bet(observation) if self.anchor is not None else None
         judged = observation.judge[np.isfinite(observation.judge)]
         self.wants_anchor = False
@@ -108,11 +108,11 @@ class WinRateDrop:
         )
 
     def penalties(self, observation: HeldOutObservation) -> Array:
-        """See ``Detector``."""
+        """[n] what `penalize` subtracts from the rewards of an observation that was just taken in."""
         return none_penalized(observation.proxy)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Detector``."""
+        """Plain numbers and lists."""
         return {
             "value": self.value,
             "newest_win_rate": self.newest_win_rate,
@@ -125,7 +125,7 @@ class WinRateDrop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``Detector``."""
+        """Go on where ``state_dict`` was taken."""
         self.value, self.newest_win_rate = state["value"], state["newest_win_rate"]
         self.log_m = np.array(state["log_m"])
         self.means, self.best, self.anchor_step = list(state["means"]), state["best"], state["anchor_step"]
