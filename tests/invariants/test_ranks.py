@@ -93,6 +93,16 @@ def test_checkpoints_of_one_and_of_two_ranks_are_interchangeable(name, both, tmp
 
 
 @pytest.mark.slow
+def test_a_guard_brings_the_last_good_state_back_on_all_ranks(tmp_path):
+    mine = cases.train_restoring(tmp_path / "one")
+    theirs, others = run_over_ranks(cases.train_restoring, tmp_path / "two", folder=tmp_path)
+    assert others == [], "rank 1 logged something"
+    assert [alarm["action"] for alarm in mine] == [alarm["action"] for alarm in theirs] == ["restore", "stop"]
+    for key in ("step", "raised_at", "value"):
+        assert [alarm[key] for alarm in theirs] == pytest.approx([alarm[key] for alarm in mine], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_checkpoints_are_cut_anew_for_any_number_of_ranks(tmp_path):
     uninterrupted = cases.train_with_checkpoints(tmp_path / "whole", name="ppo")
     assert run_over_ranks(cases.train_ppo, tmp_path / "run", 5, folder=tmp_path, size=4) == [None] * 4

@@ -13,12 +13,10 @@ REFUSED_KINDS = ("trpo",)
 
 def refused_settings(config: TrainConfig) -> list[str]:
     """The settings of a trainer or its stage that ranks can't do yet, as people write them; empty for none."""
-    guards = config.guards
     asked: Mapping[str, Any] = {
         "compiled": config.compiled,
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
-        "guards that restore": any(guards.action_of(guard) == "restore" for guard in guards.of_each()),
         "async_rollouts": getattr(config, "async_rollouts", None),
         "moving_reference": getattr(config, "moving_reference", None),
         "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),

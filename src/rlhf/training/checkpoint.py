@@ -215,6 +215,8 @@ class CheckpointManager:
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, newest first: a crash on the way leaves the older ones of them."""
         self.wait()
+        if not self.ranks.is_main:
+            return
         with self._storage_errors():
             self.clear_leftovers()
             self._remove([path for path in reversed(self.paths()) if (step_of(path) or 0) > step])

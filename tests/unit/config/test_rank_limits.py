@@ -32,7 +32,6 @@ def test_most_kinds_train_over_ranks(kind):
         ("grpo", {"async_rollouts": {"max_staleness": 1}}, "async_rollouts"),
         ("grpo", {"moving_reference": {}}, "moving_reference"),
         ("ppo", {"engine": "vllm"}, "engine"),
-        ("ppo", {"guards": {"kl": {"limit": 1.0, "action": "restore"}}}, "restore"),
     ],
 )
 def test_what_is_refused_is_named(kind, settings, refused):
