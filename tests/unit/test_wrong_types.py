@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rlhf
+from rlhf.config.judges import read_judge
 from rlhf.errors import RLHFError
 from rlhf.rewards.factory import build_reward
 from rlhf.training.trackers import TRACKERS
@@ -78,15 +79,15 @@ def test_a_tracker_that_is_known_is_opened_late():
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("read", "settings", "named"),
     [
-        ({"kind": "service", "url": "http://a/score", "batch_size": 3}, "'request_size'"),
-        (
-            {"kind": "judge", "judge": {"type": "endpoint", "url": "http://a", "model": "m", "batch_size": 3}},
-            "'concurrency'",
-        ),
+        (build_reward, {"kind": "service", "url": "http://a/score"}, "'request_size'"),
+        (read_judge, {"type": "endpoint", "url": "http://a", "model": "m"}, "'concurrency'"),
     ],
 )
-def test_a_batch_of_requests_is_answered_with_its_name(settings, named):
+def test_a_batch_of_requests_is_answered_with_its_name(read, settings, named):
     with pytest.raises(RLHFError, match=rf"batch_size: unknown key.*{named}"):
-        build_reward(settings)
+        read({**settings, "batch_size": 3})
+    nested = {"kind": "judge", "judge": {"type": "endpoint", "url": "http://a", "model": "m", "batch_size": 3}}
+    with pytest.raises(RLHFError, match=r"judge\.batch_size: unknown key"):
+        build_reward(nested)

@@ -78,6 +78,9 @@ OF_RLHF_CONFIG: Mapping[str, Entry] = {
 }
 """To fields of ``rlhf.RLHFConfig``, whose names say the stage."""
 
+OF_REQUESTS: Mapping[str, Entry] = {"batch_size": to("request_size", "concurrency")}
+"""Of what asks a server; last, because most sections mean another thing by it."""
+
 
 def _entries() -> Iterator[tuple[str, Entry]]:
     yield from OTHERS.items()
@@ -86,6 +89,7 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         for key, entries in layout.everything.items():
             if "." not in key:
                 yield from ((key, entry) for entry in entries)
+    yield from OF_REQUESTS.items()
 
 
 def _with_tails(key: str) -> Iterator[str]:

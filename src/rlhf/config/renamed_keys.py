@@ -18,6 +18,5 @@ RENAMED: Mapping[str, Sequence[str]] = {
     "use_confidence": ["use_label_probability"],
     "length_normalised": ["length_normalized"],
     "factory": ["environment.source"],
-    "batch_size": ["request_size", "concurrency"],
 }
 """Old key to the new ones."""

@@ -13,6 +13,7 @@ from rlhf.errors import ConfigError, RewardError
 from rlhf.evaluation.benchmarks.mt_bench import mean_grade
 from rlhf.evaluation.benchmarks.run_benchmark import run_benchmark
 from rlhf.models.policy import PolicyModel
+from rlhf.models.reward import RewardModel
 from rlhf.rewards.pairwise.building import build_judge
 from rlhf.rewards.pairwise.grades import grades_of, grading_judge
 from rlhf.rewards.pairwise.jury import Jury
@@ -205,9 +206,10 @@ def test_who_compares_can_t_grade(policy, questions):
             graded(policy, questions, judge)
 
 
-def test_scores_of_a_reward_model_are_no_grades(policy, questions, tmp_path, monkeypatch):
-    judge = build_judge("longer")
-    monkeypatch.setattr(judge, "identity", {"type": "reward_model"})
+def test_scores_of_a_reward_model_are_no_grades(policy, questions, tmp_path):
+    folder = tmp_path / "reward"
+    RewardModel.from_policy(policy).save_pretrained(folder)
+    judge = build_judge({"type": "reward_model", "path": str(folder)})
     with pytest.raises(ConfigError, match="no scale"):
         graded(policy, questions, judge)
 

@@ -41,7 +41,7 @@ def test_every_key_of_ours_in_a_table_exists():
         for ours in entry.ours if isinstance(entry, To) else ():
             owners = [RecipeConfig] if ours.startswith(TOP) else BY_KIND.values()
             wanted = {"model.path": "model"}.get(ours, ours).removeprefix(TOP)
-            if ours in ("path", "kind", "coef", "request_size", "concurrency"):  # of a section, for errors in it
+            if ours in ("path", "kind", "coef"):  # of a section, for errors in it
                 continue
             assert any(exists(owner, wanted) for owner in owners), f"{source}: {key} -> {ours}"
 
