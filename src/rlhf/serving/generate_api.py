@@ -227,10 +227,10 @@ def prompt_of(model: ServedModel, prompt: str | list[dict[str, Any]], *, kwargs:
     """
     key = "prompt" if isinstance(prompt, str) else "messages"
     row: dict[str, Any] = {"prompt": prompt}
-    if is_surely_too_long(
-        model, prompt if isinstance(prompt, str) else _lines([_message(m, i) for i, m in enumerate(prompt)])
-    ):
-        message = f"This model takes {model.context} tokens of prompt and completion; the {key} have more than twice as many. Shorten them."
+    text = prompt if isinstance(prompt, str) else _lines([_message(each, i) for i, each in enumerate(prompt)])
+    if is_surely_too_long(model, text):
+        takes = f"This model takes {model.context} tokens of prompt and completion"
+        message = f"{takes}; the prompt has more than {2 * model.context}. Shorten the prompt."
         raise APIError(400, message, code="context_length_exceeded")
     if not isinstance(prompt, str):
         messages = [_message(message, number) for number, message in enumerate(prompt)]

@@ -55,7 +55,7 @@ def status(request: Request, client: Annotated[str, Depends(the_client)]) -> dic
     return {
         "status": "ok" if state.engine.is_taking else "draining",
         "uptime_seconds": round(time.time() - state.started, 1),
-        "recent_seconds": round(look.seconds, 1),
+        "recent_seconds": round(look.seconds, 3),
         "latency_seconds": {name: look.latency(metric) for name, metric in LATENCIES.items()},
         "per_second": {
             "generation_tokens": look.rate("generation_tokens"),
