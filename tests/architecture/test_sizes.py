@@ -91,7 +91,7 @@ OF_ONE_THING = set(
     "functions kl lengths neftune pair_losses policy preference process_reward regularizers reward reward_model rewards search steps "
     "value "
     # a kind of stage or a method in rooms that its declaration does not name
-    "calculator evaluate gate offline pass_at_k sft "
+    "calculator contexts evaluate gate offline pass_at_k sft "
     # settings or a command, and what they are of
     "assets comparison curriculum guards guidelines held_out hub_results judges memory people plan registry run runs threads "
     # the same part in two places: the two worlds, a message and its display, a folder written and read, a room's contract

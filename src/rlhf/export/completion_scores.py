@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import GRPODataset
@@ -93,8 +94,8 @@ class _Original(OpenedModel):
     def __init__(self, source: SourceModel) -> None:
         self._source = source
 
+    @override
     def outputs(self, row: Sequence[int]) -> Tensor:
-        """See ``OpenedModel``."""
         return self._source.outputs(row)
 
 

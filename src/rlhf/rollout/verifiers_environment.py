@@ -123,7 +123,7 @@ class VerifiersEpisode(EnvironmentSession):
         return reward
 
     def close(self) -> None:
-        """See ``EnvironmentSession``."""
+        """Give the episode up, where it is not at its end; the process goes on."""
         self._process.discard(self._number)
 
     def _next(self) -> Mapping[str, Any]:

@@ -254,7 +254,9 @@ class LiveMetrics:
         self.reward = Summary(
             "rlhf:live_reward", "Reward of sampled completions, by model.", ["model"], registry=registry
         )
-        self.windows = counter("drift_windows", "Windows of sampled completions beside the evaluation set.", "of")
+        self.windows = counter(
+            "drift_windows", "Windows of sampled completions compared with the evaluation set.", "of"
+        )
         self.alarms = counter("drift_alarms", "Windows that were unlike the evaluation set.", "of")
         self.distance = Gauge(
             "rlhf:drift_distance", "Kolmogorov-Smirnov distance of the last window, 0 to 1.", ["of"], registry=registry
