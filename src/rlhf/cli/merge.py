@@ -27,7 +27,7 @@ def merge(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything that can be known before, and write nothing.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of methods that draw; the file's by default.", min=0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of what is drawn; the file's by default.", min=0)] = None,
     threads: Annotated[
         int | None, typer.Option(help="Tensors at a time; by default one for each processor.", min=1)
     ] = None,
