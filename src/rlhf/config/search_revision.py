@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from rlhf.config.base import FUNCTION, BaseConfig, FunctionName, InputPath, Kind, Names
 from rlhf.config.policy import SamplingConfig
 
+PAIR_GAIN = 0.05
+"""In units of the judge's score: a smaller gain of a revision makes no preference pair, unless the settings say so."""
 PLACEHOLDER = re.compile(r"\{(prompt|draft|rejected|critique)\}")
 CRITIQUE = """Task:
 {prompt}

@@ -52,7 +52,15 @@ class SearchCompareStage(SearchSettings, FilteredPrompts):
         titles = [strategy.title for strategy in self.strategies]
         if twice := sorted({title for title in titles if titles.count(title) > 1}):
             raise ValueError(f"two strategies are called {twice[0]!r}; give one of them another `name`")
+        files: dict[str, str] = {}
         for strategy in self.strategies:
+            other = files.setdefault(strategy.file_name, strategy.title)
+            if not strategy.file_name or other != strategy.title:
+                clash = f"as {other!r} is" if strategy.file_name else "which names no file"
+                raise ValueError(
+                    f"the strategy {strategy.title!r} would be written to {strategy.file_name!r}, {clash}; give it another `name`, with "
+                    "letters (a to z) or digits of its own"
+                )
             if complaint := missing_for(strategy, self):
                 raise ValueError(f"{strategy.title!r}: {complaint}")
         if self.budget.seconds is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rlhf.config.base import FUNCTION, BaseConfig, FunctionName, Kind, Names
-from rlhf.config.search_revision import RevisionConfig
+from rlhf.config.search_revision import PAIR_GAIN, RevisionConfig
 
 
 class StrategyConfig(Kind):
@@ -41,6 +41,11 @@ class StrategyConfig(Kind):
     def title(self) -> str:
         """What tables call it."""
         return self.name or self.kind
+
+    @property
+    def file_name(self) -> str:
+        """The title in lower case, with nothing but letters, digits and underscores: for files and metrics."""
+        return re.sub(r"[^a-z0-9]+", "_", self.title.lower()).strip("_")
 
     @property
     def module(self) -> str:
@@ -303,6 +308,8 @@ class RefineConfig(StrategyConfig):
     """Revisions of each critique, of which the best-scored may be kept."""
     min_gain: float = Field(0.0, ge=0)
     """A revision is kept where its score is higher by more than this."""
+    min_pair_gain: float = Field(PAIR_GAIN, ge=0)
+    """A kept revision is a preference pair where its score is higher by more than this, in the reward's units: less may be its noise."""
     revision: RevisionConfig = RevisionConfig()
     """How drafts are revised."""
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from rlhf.config.merging import MergeConfig
 from rlhf.errors import ConfigError, ModelError
-from rlhf.files import check_space, delete, fsync, make_folder, sha256, storage_errors, write_json, write_text
+from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json, write_text
 from rlhf.merging.arithmetic import distance
 from rlhf.merging.json_file import read_json
 from rlhf.merging.layers import place_of
@@ -30,13 +31,14 @@ from rlhf.merging.merge_method import MergeMethod
 from rlhf.merging.merge_plan import DTYPES
 from rlhf.merging.merge_report import REPORT_FILE, MergeReport, by_layer
 from rlhf.merging.method_call import MethodCall
-from rlhf.merging.method_table import method_named
-from rlhf.merging.output_folder import check_empty
+from rlhf.merging.method_table import code_of, method_named
+from rlhf.merging.output_folder import check_empty, finished
 from rlhf.merging.parameters import check_names, settings_for
 from rlhf.merging.parents import find_folder
 from rlhf.merging.safetensors_file import Files, laid_out, write_tensor
 from rlhf.merging.side_files import merge_card
 from rlhf.merging.tensor_parts import TensorParts
+from rlhf.version import __version__
 
 SUMS = ("linear", "task_arithmetic")
 """Methods whose result is a weighted sum, which needs no decomposition."""
@@ -50,7 +52,7 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
 
     Args:
         config: With ``output: adapter``; its models are adapters' folders. There is no ``base_model``: an adapter is a difference already.
-        folder: Must not exist, or be empty.
+        folder: Must not exist, or be empty; one that this very merge wrote is left as it is.
 
     Raises:
         ConfigError: The settings ask for what adapters have not.
@@ -58,20 +60,22 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
         StorageError: The disk is full.
     """
     started = time.monotonic()
-    method, labels, adapters = open_adapters(config)
+    plan = plan_adapters(config)
+    parents = plan.hashed()
+    key = plan.key(parents)
+    if (there := finished(folder, key)) is not None:
+        return there
     check_empty(folder)
     aside = folder.with_name(f".{folder.name}.merging")
-    check_space(
-        folder.parent, sum((one.folder / WEIGHTS).stat().st_size for one in adapters), purpose="The merged adapter"
-    )
+    check_space(folder.parent, plan.nbytes, purpose="The merged adapter")
     with Files() as files:
-        pairs, rows = _pairs(config, method, labels, adapters, files)
+        pairs, rows = _pairs(plan, files)
     with storage_errors(folder):
         if aside.is_dir():
             delete(aside)
         make_folder(aside)
         try:
-            report = _written(config, aside, labels, adapters, pairs, rows, time.monotonic() - started)
+            report = _written(plan, aside, pairs, rows, parents=parents, key=key, seconds=time.monotonic() - started)
             for path in (*aside.iterdir(), aside):
                 fsync(path)
             os.rename(aside, folder)
@@ -82,14 +86,61 @@ def merge_adapters(config: MergeConfig, folder: Path) -> MergeReport:
     return report
 
 
-def open_adapters(config: MergeConfig) -> tuple[MergeMethod, list[str], list[Adapter]]:
-    """The method and the adapters, which fit together; nothing is written."""
+@dataclass(frozen=True, slots=True)
+class AdapterPlan:
+    """Adapters that fit together, and the settings for each weight."""
+
+    config: MergeConfig
+    method: MergeMethod
+    labels: list[str]
+    """As the file names them."""
+    adapters: list[Adapter]
+    settings: dict[str, dict[str, Any]]
+    """Weight -> settings of the method, by keyword."""
+
+    @property
+    def nbytes(self) -> int:
+        """About that of the result: of a sum it is the adapters' together."""
+        return sum((one.folder / WEIGHTS).stat().st_size for one in self.adapters)
+
+    def hashed(self) -> dict[str, Any]:
+        """Adapter -> its folder and the hashes of its files."""
+        return {
+            label: {
+                "folder": str(one.folder),
+                "files": {str(one.folder / each): sha256_once(one.folder / each) for each in (CONFIG, WEIGHTS)},
+            }
+            for label, one in zip(self.labels, self.adapters, strict=True)
+        }
+
+    def key(self, parents: Mapping[str, Any]) -> str:
+        """Hash of all that decides the result; ``parents`` is what ``hashed`` gave."""
+        plain = self.config.model_dump(mode="json", exclude_none=True)
+        text = json.dumps([__version__, plain, parents, code_of(self.config.merge_method)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_adapters(config: MergeConfig) -> AdapterPlan:
+    """Adapters that fit together; nothing is written.
+
+    Raises:
+        ConfigError: The settings ask for what adapters have not.
+        ModelError: The adapters have other bases, targets or shapes; names them.
+    """
     method = _checked(config)
     inputs = config.models or []
     labels = [each.model.text for each in inputs]
     adapters = [Adapter.read(find_folder(each.model.path, each.model.revision)) for each in inputs]
     _check_alike(labels, adapters)
-    return method, labels, adapters
+    names = sorted(adapters[0].low_rank)
+    count = 1 + max((place_of(name).layer or 0 for name in names), default=0)
+    settings = {}
+    for name in names:
+        layer = place_of(name).layer
+        at = 0.0 if layer is None else layer / (count - 1) if count > 1 else 1.0
+        sources = [(label, name, each.parameters) for label, each in zip(labels, inputs, strict=True)]
+        settings[name] = settings_for(method, sources, [config.parameters], name=name, at=at)
+    return AdapterPlan(config, method, labels, adapters, settings)
 
 
 def _checked(config: MergeConfig) -> MergeMethod:
@@ -139,21 +190,14 @@ def _base_name(adapter: Adapter) -> str:
     return str((adapter.folder / name).resolve()) if name.startswith(".") else name
 
 
-def _pairs(
-    config: MergeConfig, method: MergeMethod, labels: Sequence[str], adapters: Sequence[Adapter], files: Files
-) -> tuple[dict[str, Pair], list[dict[str, Any]]]:
+def _pairs(plan: AdapterPlan, files: Files) -> tuple[dict[str, Pair], list[dict[str, Any]]]:
     """Weight -> (A, B) of the result, whose scale is 1, and rows of the report."""
+    config, method, labels = plan.config, plan.method, plan.labels
     pairs: dict[str, Pair] = {}
     rows = []
-    names = sorted(adapters[0].low_rank)
-    count = 1 + max((place_of(name).layer or 0 for name in names), default=0)
-    for name in names:
-        layer = place_of(name).layer
-        at = 0.0 if layer is None else layer / (count - 1) if count > 1 else 1.0
-        parts = [adapter.low_rank[name] for adapter in adapters]
-        sources = [(label, name, each.parameters) for label, each in zip(labels, config.models or [], strict=True)]
-        settings = settings_for(method, sources, [config.parameters], name=name, at=at)
-        row: dict[str, Any] = {"name": name, "shape": list(parts[0].shape), "layer": layer}
+    for name, settings in plan.settings.items():
+        parts = [adapter.low_rank[name] for adapter in plan.adapters]
+        row: dict[str, Any] = {"name": name, "shape": list(parts[0].shape), "layer": place_of(name).layer}
         deltas = [part.delta(files, torch.float32) for part in parts]
         row["distance"] = {label: distance(delta, None) for label, delta in zip(labels, deltas, strict=True)}
         rank = config.adapter_rank or sum(part.rank for part in parts)
@@ -179,8 +223,6 @@ def _factors(config: MergeConfig, settings: Mapping[str, Any]) -> list[float]:
     """What each adapter is multiplied by in the sum."""
     weights = [float(weight) for weight in settings["weight"]]
     total = sum(weights) if settings["normalize"] else 1.0
-    if config.merge_method == "linear" and total == 0:
-        raise ConfigError("parameters.weight: the weights of a normalized average add up to 0.")
     scale = float(settings.get("lambda_", 1.0))
     return [scale * weight / (total if abs(total) >= 1e-8 else 1.0) for weight in weights]
 
@@ -205,14 +247,16 @@ def _cut(whole: Tensor, rank: int) -> Pair:
 
 
 def _written(
-    config: MergeConfig,
+    plan: AdapterPlan,
     folder: Path,
-    labels: Sequence[str],
-    adapters: Sequence[Adapter],
     pairs: Mapping[str, Pair],
     rows: Sequence[dict[str, Any]],
+    *,
+    parents: Mapping[str, Any],
+    key: str,
     seconds: float,
 ) -> MergeReport:
+    config, adapters = plan.config, plan.adapters
     tensors: list[tuple[str, Tensor]] = []
     wanted = DTYPES[config.out_dtype or config.dtype or "float32"]
     for name, (a, b) in pairs.items():
@@ -243,17 +287,9 @@ def _written(
     if record.is_file():
         write_json(folder / record.name, read_json(record))
     write_json(folder / CONFIG, settings)
-    parents = {
-        label: {
-            "folder": str(one.folder),
-            "files": {str(one.folder / each): sha256(one.folder / each) for each in (CONFIG, WEIGHTS)},
-        }
-        for label, one in zip(labels, adapters, strict=True)
-    }
-    plain = config.model_dump(mode="json", exclude_none=True)
     report = MergeReport(
-        key=hashlib.sha256(json.dumps([plain, parents], sort_keys=True).encode()).hexdigest(), method=config.merge_method, config=plain,
-        parents=parents, base=str(settings.get("base_model_name_or_path")), tensors=rows, layers=by_layer(rows), dropped=[],
+        key=key, method=config.merge_method, config=config.model_dump(mode="json", exclude_none=True),
+        parents=dict(parents), base=str(settings.get("base_model_name_or_path")), tensors=rows, layers=by_layer(rows), dropped=[],
         notes=[], nbytes=(folder / WEIGHTS).stat().st_size, seconds=round(seconds, 3),
     )  # fmt: skip
     write_text(folder / "README.md", merge_card(report, library="peft"))

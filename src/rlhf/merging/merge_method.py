@@ -102,6 +102,8 @@ class MergeMethod:
     arxiv: str = ""
     shares: tuple[str, ...] = ()
     """Settings that are from 0 to 1."""
+    complaint: Callable[[Mapping[str, Any]], str | None] | None = None
+    """Settings of one tensor, by keyword -> why the method gives no result with them, or None."""
     survey: Callable[..., Mapping[str, list[Any]]] | None = None
     """Looks at all tensors before the merge: ``survey(settings, deltas)`` gives keywords with one value of each model, or nothing."""
     by_parts: Callable[[Mapping[str, Any]], bool] = never

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from rlhf.config.merging import MergeConfig
 from rlhf.config.threads import check_threads, usable_cores
 from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json
-from rlhf.merging.adapter_merge import merge_adapters
+from rlhf.merging.adapter_merge import merge_adapters, plan_adapters
 from rlhf.merging.combine import is_by_parts, is_read_by_parts, merge_tensor, survey
 from rlhf.merging.merge_plan import MergePlan, TensorTask, count_of, plan_merge
 from rlhf.merging.merge_report import REPORT_FILE, MergeReport, report_of
@@ -95,6 +95,38 @@ class ModelMerger:
         """
         return plan_merge(self.config)
 
+    def dry_run(self, folder: Path | str) -> dict[str, Any]:
+        """Find what ``merge`` would find before it writes: settings, models, the folder, and room on its disk; nothing is written.
+
+        Returns:
+            What would be written, for JSON: ``folder``, ``method``, ``output``, ``parents``, ``num_tensors``, ``nbytes`` (of an adapter about
+            that many), ``finished`` (this very merge is there already), ``dropped`` and ``notes``.
+
+        Raises:
+            ConfigError: As of ``merge``, as all others are.
+        """
+        folder = Path(os.path.abspath(folder))
+        summary: dict[str, Any] = {
+            "folder": str(folder),
+            "method": self.config.merge_method,
+            "output": self.config.output,
+            "parents": [reference.text for reference in self.config.references()],
+        }
+        if self.config.output == "adapter":
+            adapters = plan_adapters(self.config)
+            key, nbytes = adapters.key(adapters.hashed()), adapters.nbytes
+            summary |= {"num_tensors": 2 * len(adapters.settings), "nbytes": nbytes, "dropped": [], "notes": []}
+        else:
+            plan = self.plan()
+            key, nbytes = self._key(plan), plan.nbytes
+            dropped = [asdict(each) for each in plan.dropped]
+            summary |= {"num_tensors": len(plan.tasks), "nbytes": nbytes, "dropped": dropped, "notes": plan.notes}
+        summary["finished"] = finished(folder, key) is not None
+        if not summary["finished"]:
+            check_empty(folder)
+            check_space(folder.parent, max(0, nbytes - _laid_out(folder)), purpose=f"The merged {self.config.output}")
+        return summary
+
     def merge(self, folder: Path | str, *, progress: Progress | None = None) -> MergeReport:
         """Merge, and rename the finished folder to ``folder``.
 
@@ -116,11 +148,8 @@ class ModelMerger:
         if (there := finished(folder, key)) is not None:
             return there
         check_empty(folder)
-        aside = folder.with_name(f".{folder.name}.merging")
-        written = sum(
-            512 * path.stat().st_blocks for path in aside.glob("*.safetensors")
-        )  # what is laid out takes no room yet
-        check_space(folder.parent, max(0, plan.nbytes - written), purpose="The merged model")
+        aside = _aside(folder)
+        check_space(folder.parent, max(0, plan.nbytes - _laid_out(folder)), purpose="The merged model")
         with storage_errors(folder), _locked(aside, key):
             shards = _shards(plan.tasks, self.shard_bytes)
             run = _Run(plan, aside, shards, key, threads=self.threads, progress=progress, hashes=self.hashes)
@@ -145,6 +174,15 @@ class ModelMerger:
             [__version__, config, files, self.shard_bytes, code_of(self.config.merge_method)], sort_keys=True
         )
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.merging")
+
+
+def _laid_out(folder: Path) -> int:
+    """Bytes on the disk of a merge that was killed; what is laid out and not written takes no room yet."""
+    return sum(512 * path.stat().st_blocks for path in _aside(folder).glob("*.safetensors"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def settings_for(
         at: See ``value_of``.
 
     Raises:
-        ConfigError: One is missing, or has the wrong type.
+        ConfigError: One is missing, has the wrong type, or the method gives no result with them.
     """
     settings: dict[str, Any] = {}
     for parameter in method.parameters.values():
@@ -98,6 +98,8 @@ def settings_for(
             resolved(parameter, (own, *above), name=tensor, at=at, of=f" of {model}") for model, tensor, own in sources
         ]
         settings[parameter.keyword] = None if all(value is None for value in values) else values
+    if method.complaint is not None and (why := method.complaint(settings)) is not None:
+        raise ConfigError(f"{why} (for the tensor {name}).")
     return settings
 
 

@@ -27,7 +27,7 @@ from rlhf.rollout.lookup import LookupDrafter
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.request_queue import Waiting
-from rlhf.rollout.requests import check_prompts, number_samples, rows_to_check
+from rlhf.rollout.requests import check_prompts, context_length_of, number_samples, rows_to_check
 from rlhf.rollout.sampling import draw
 from rlhf.rollout.speculation import DraftCounts, DraftedRun, Drafter
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike, SamplablePolicy
@@ -138,6 +138,11 @@ class LocalEngine:
     def fingerprint(self) -> str:
         """The policy's own."""
         return self.policy.fingerprint()
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of a prompt and its completion; None where the model sets no limit."""
+        return context_length_of(base_model(self.policy.model))
 
     @property
     def figures(self) -> dict[str, float]:

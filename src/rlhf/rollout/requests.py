@@ -24,14 +24,19 @@ def number_samples(prompts: Sequence[PromptLike], num_samples: int) -> list[tupl
     return numbered
 
 
+def context_length_of(model: PreTrainedModel) -> int | None:
+    """Tokens that a model was made for; None where its config does not say."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
 def check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, sampling: SamplingConfig) -> None:
     """Refuse what the model can't continue.
 
     Raises:
         DataError: A prompt without tokens, with an id that the model does not know, or too long for it.
     """
-    config = model.config.get_text_config()
-    vocabulary, limit = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
+    vocabulary, limit = int(model.config.get_text_config().vocab_size), context_length_of(model)
     for prompt in prompts:
         if not len(prompt.ids):
             raise DataError(f"Prompt {prompt.id!r} has no tokens; give it at least one, such as BOS.")

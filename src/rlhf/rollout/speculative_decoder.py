@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlhf.config.engines import DraftModelConfig, PromptLookupConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Text
+from rlhf.errors import ConfigError
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.text_completions import generate_texts
 from rlhf.rollout.types import Completion, SamplablePolicy
 
+Keeps = Literal["samples", "distribution"]
 PROMPT_LOOKUP = "prompt_lookup"
 """In place of a draft model: guess what followed the same tokens before."""
 
@@ -36,6 +38,7 @@ class SpeculativeDecoder:
         max_rows: Guess only while at most so many completions are sampled side by side.
         keeps: What is as without a draft model: the ``"distribution"`` of samples, whose rejection sampling accepts the most guesses; a
             sample then depends on the draft model, and on what is sampled beside it. Or the ``"samples"``, of which it accepts fewer.
+            Prompt lookup keeps the samples, and so the distribution, either way.
         ngram_tokens: For prompt lookup: so many tokens must agree for what followed them to be guessed.
         settings: Further arguments of ``LocalEngine``, such as ``compiled=True``.
 
@@ -51,10 +54,12 @@ class SpeculativeDecoder:
         *,
         draft_tokens: int = 4,
         max_rows: int = 4,
-        keeps: Literal["samples", "distribution"] = "distribution",
+        keeps: Keeps = "distribution",
         ngram_tokens: int = 2,
         **settings: Any,
     ) -> None:
+        if keeps not in (known := get_args(Keeps)):
+            raise ConfigError(f"keeps is {keeps!r}; give {' or '.join(map(repr, known))}.")
         self.policy = policy
         how = {"draft_tokens": draft_tokens, "max_rows": max_rows}
         if isinstance(draft, str | PathLike):

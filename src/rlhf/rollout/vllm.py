@@ -114,6 +114,11 @@ class VLLMEngine:
             detail = "paused; call resume()"
         return EngineHealth(ok=not self._paused and not lost, weight_version=self._version, detail=detail)
 
+    @property
+    def context_length(self) -> int | None:
+        """As the engine's settings have it; None where vLLM takes the model's own."""
+        return self.config.max_model_len
+
     def fingerprint(self) -> str:
         """The policy's own, of when its weights were pushed, where vLLM still holds those; else a hash of what it holds."""
         self._push_first()

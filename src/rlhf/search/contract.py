@@ -26,6 +26,8 @@ from rlhf.rollout.types import Completion
 from rlhf.search.prompt_texts import PromptTexts, shown
 from rlhf.seeds import derive_seed
 
+CONTEXT_LENGTH = "context_length"
+"""What ends a search whose next critique or revision is too long for the model that is to read it."""
 ScoredBy = Literal["reward", "value"]
 
 
@@ -74,7 +76,8 @@ class Budget:
 
 
 class BudgetSpent(Exception):
-    """Raised in a strategy at the ``yield`` that can't be served; its message is the limit's name.
+    """Raised in a strategy at the ``yield`` that can't be served; its message is the limit's name: a limit of the budget, or
+    ``CONTEXT_LENGTH`` where critique or revision are asked of a model that was not made for so many tokens.
 
     A strategy may catch it and return what it has. One that does not is answered for: by its best candidate so far.
     """
@@ -270,6 +273,12 @@ class Ask:
         """Whether nothing follows: it ended itself, or a limit cut it."""
         return candidate.finish_reason != "stop" or self._at_stop_text(candidate) or self._is_full(candidate)
 
+    def cut(self, candidate: Completion) -> Completion:
+        """A candidate as its prompt's completion: one that is as long as any may be, and ends with a step, was cut by the length."""
+        if candidate.finish_reason != "stop" or self._at_stop_text(candidate) or not self._is_full(candidate):
+            return candidate
+        return replace(candidate, finish_reason="length")
+
     def _at_stop_text(self, candidate: Completion) -> bool:
         """Whether a candidate that was stopped ends with a stop text of the run, and not only with a separator of steps."""
         return any(text in candidate.text for text in self.sampling.stop)
@@ -312,7 +321,7 @@ class SearchResult:
     score: float | None
     details: Mapping[str, Any]
     stopped_by: str | None
-    """The limit of the budget that ended the search; None where it ended itself."""
+    """The limit of the budget that ended the search, or ``CONTEXT_LENGTH``; None where it ended itself."""
     cost: Cost
     trace: Sequence[Mapping[str, Any]]
     """What was sampled, scored and kept, in order; candidates by number."""

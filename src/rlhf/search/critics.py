@@ -75,6 +75,10 @@ class Critic(Protocol):
         """Of one critique."""
         ...
 
+    def too_long(self, asked: AskedCritique) -> str | None:
+        """Why it can't read a request, in a sentence; None where it can."""
+        ...
+
     def critiques(self, asked: Sequence[AskedCritique], *, seed: int) -> list[GivenCritique]:
         """One for each request, whatever others are asked beside it."""
         ...
@@ -105,6 +109,9 @@ class FunctionCritic:
     def identity(self) -> str:
         """File and name."""
         return self._identity
+
+    def too_long(self, asked: AskedCritique) -> None:
+        """A function reads texts of any length."""
 
     def critiques(self, asked: Sequence[AskedCritique], *, seed: int) -> list[GivenCritique]:
         """One for each request, whatever others are asked beside it. Advice is the critique that it is asked about.
@@ -174,6 +181,19 @@ class ModelCritic:
     def identity(self) -> str:
         """Its weights."""
         return self.engine.fingerprint()
+
+    def too_long(self, asked: AskedCritique) -> str | None:
+        """Why the model can't read what it is asked, where its engine says how much that is; None where it can."""
+        limit = getattr(self.engine, "context_length", None)
+        if limit is None:
+            return None
+        count = len(self.texts.ids(asked.prompt, self._question(asked)))
+        if count + asked.max_tokens <= limit:
+            return None
+        return (
+            f"The critic {self.name} would read {count} tokens about a draft of {asked.prompt.id!r} and write up to {asked.max_tokens}, but "
+            f"its model was made for {limit}; lower critic.sampling.max_new_tokens, or sampling.max_new_tokens, which bounds the draft."
+        )
 
     def critiques(self, asked: Sequence[AskedCritique], *, seed: int) -> list[GivenCritique]:
         """One for each request, whatever others are asked beside it."""

@@ -23,6 +23,9 @@ from rlhf.search.contract import (
 )
 from rlhf.search.step_scores import ScoredRow, StepScores
 
+WHY_STOPPED = "why_stopped"
+"""Name of a result's detail: a sentence on what ended the search."""
+
 
 @dataclass(slots=True)
 class Waiting:
@@ -50,6 +53,7 @@ class LiveSearch:
     steps: set[int] = field(default_factory=set)
     num_requests: int = 0
     stopped_by: str | None = None
+    why_stopped: str | None = None
     choice: Choice | None = None
     finished: bool = False
 
@@ -97,9 +101,15 @@ def advance(live: LiveSearch, answer: Any) -> None:
     _take(live, lambda: live.search.send(answer))
 
 
-def stop(live: LiveSearch, limit: str) -> None:
-    """Tell a search that its budget is used up; what it asks for then is refused again."""
-    live.stopped_by = limit
+def stop(live: LiveSearch, limit: str, *, why: str | None = None) -> None:
+    """Tell a search that its budget is used up; what it asks for then is refused again.
+
+    Args:
+        live: The search.
+        limit: What ended it.
+        why: Said in the result's details, where the limit's name does not say enough.
+    """
+    live.stopped_by, live.why_stopped = limit, why
     _take(live, lambda: live.search.throw(BudgetSpent(limit)), refused=True)
 
 
@@ -147,7 +157,10 @@ def result_of(live: LiveSearch) -> SearchResult:
         prompt_id=live.prompt.id,
         completion=None if choice is None else choice.completion,
         score=None if choice is None else choice.score,
-        details={} if choice is None else dict(choice.details),
+        details={
+            **({} if choice is None else choice.details),
+            **({} if live.why_stopped is None else {WHY_STOPPED: live.why_stopped}),
+        },
         stopped_by=live.stopped_by,
         cost=live.ask.cost,
         trace=live.trace,

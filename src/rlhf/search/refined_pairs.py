@@ -16,7 +16,7 @@ from rlhf.search.strategies.refinement import ACCEPTED
 def refined_pairs(
     answered: Sequence[tuple[Prompt, SearchResult]], lineage: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of the kind ``preference``, one for each revision that was kept.
+    """Rows of the kind ``preference``, one for each revision that was kept and gained more than ``min_pair_gain``.
 
     Args:
         answered: Each prompt with its result.
@@ -28,6 +28,8 @@ def refined_pairs(
     rows: list[dict[str, Any]] = []
     for prompt, result in answered:
         for number, pair in enumerate(result.details.get(ACCEPTED, [])):
+            if not pair["is_pair"]:
+                continue
             rows.append(
                 {
                     "id": f"{result.prompt_id}/{number}",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlhf.config.policy import SamplingConfig
-from rlhf.config.search_revision import RevisionConfig
+from rlhf.config.search_revision import PAIR_GAIN, RevisionConfig
 from rlhf.data.contracts import Prompt, Text
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.expand import prompt_names
@@ -217,6 +217,7 @@ class IterativeRefiner(SearchGenerator):
         rounds: The most critiques of a prompt's draft.
         samples: Refinements of each critique.
         min_gain: Kept where the judge's score is higher by more than this.
+        min_pair_gain: A preference row where it is higher by more than this: less may be the judge's noise.
         revision: How a draft is revised: ``RevisionConfig`` or its settings.
         how: Further arguments of ``SearchGenerator``.
 
@@ -233,12 +234,19 @@ class IterativeRefiner(SearchGenerator):
         rounds: int = 3,
         samples: int = 1,
         min_gain: float = 0.0,
+        min_pair_gain: float = PAIR_GAIN,
         revision: RevisionConfig | Mapping[str, Any] | None = None,
         **how: Any,
     ) -> None:
         if not isinstance(revision, RevisionConfig):
             revision = RevisionConfig.of(revision or {})
-        arguments = {"rounds": rounds, "samples": samples, "min_gain": min_gain, "revision": revision}
+        arguments = {
+            "rounds": rounds,
+            "samples": samples,
+            "min_gain": min_gain,
+            "min_pair_gain": min_pair_gain,
+            "revision": revision,
+        }
         super().__init__(policy, refine, judge, critic=critic, arguments=arguments, **how)
         assert self.scorer is not None
         assert self.helpers.critic is not None

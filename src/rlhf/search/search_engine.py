@@ -63,7 +63,7 @@ class SearchEngine:
         """Of all searches so far."""
         self.num_searches = 0
         self.num_stopped = 0
-        """Searches that the budget ended."""
+        """Searches that a limit ended: of the budget, or a model's length."""
         self.accepted: list[tuple[Prompt, SearchResult]] = []
         """Searches that kept revisions, with their prompts."""
 

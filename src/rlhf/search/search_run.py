@@ -15,6 +15,7 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.rewards.types import Scorer, ask_scorer
 from rlhf.rollout.types import RolloutEngine
 from rlhf.search.contract import (
+    CONTEXT_LENGTH,
     Ask,
     Budget,
     Cost,
@@ -207,6 +208,9 @@ class _Block:
             for each in live.waiting:
                 if each.done or not isinstance(each.request, SampleRequest):
                     continue
+                if (why := self._too_long(each.request, live.prompt.id)) is not None:
+                    stop(live, CONTEXT_LENGTH, why=why)
+                    break
                 fits = self._fitting(live, each, spent)
                 if spent and (fits is None or fits[1] < each.request.sampling.max_new_tokens):
                     continue  # the requests before it rarely take what is set aside for them
@@ -225,6 +229,17 @@ class _Block:
             members = [member for member in members if not member[0].finished]
             if members:
                 self._call_engine(members, num, SamplingConfig.model_validate_json(how))
+
+    def _too_long(self, request: SampleRequest, prompt_id: str) -> str | None:
+        """Why the policy can't write a revision; what is no revision is the engine's to refuse."""
+        limit, longest = getattr(self.engine, "context_length", None), request.sampling.max_new_tokens
+        if limit is None or request.prompt_ids is None or len(request.prompt_ids) + longest <= limit:
+            return None
+        return (
+            f"To revise a draft of {prompt_id!r} the policy would read {len(request.prompt_ids)} tokens (prompt, draft and critique) and write "
+            f"up to {longest}, but it was made for {limit}; lower critic.sampling.max_new_tokens, or sampling.max_new_tokens, which bounds "
+            "drafts and revisions."
+        )
 
     def _fitting(self, live: LiveSearch, each: Waiting, spent: int) -> tuple[int, int] | None:
         """How many samples of how many tokens the budget surely has room for; None where there is room for none."""
@@ -254,7 +269,7 @@ class _Block:
             parent = request.prefix or request.draft
             new = []
             for place, completion in enumerate(group):
-                candidate = continued(request.prefix, completion, number=first + place)
+                candidate = live.ask.cut(continued(request.prefix, completion, number=first + place))
                 live.ask.candidates[candidate.sample] = candidate
                 live.parents[candidate.sample] = request.prefix
                 if request.step:
@@ -272,7 +287,7 @@ class _Block:
                     "candidates": [candidate.sample for candidate in new],
                     "from": parent.sample if parent is not None else None,
                     "texts": [completion.text for completion in group],
-                    "finish_reasons": [completion.finish_reason for completion in group],
+                    "finish_reasons": [candidate.finish_reason for candidate in new],
                     "policy_tokens": cost.policy_tokens,
                     "prefill_tokens": cost.prefill_tokens,
                 }
@@ -360,7 +375,11 @@ class _Block:
                         break
                 spent += limit * critic.num_models
                 name = live.next_name()
-                asked.append(AskedCritique(prompt=live.prompt, name=name, request=each.request, max_tokens=limit))
+                critique = AskedCritique(prompt=live.prompt, name=name, request=each.request, max_tokens=limit)
+                if (why := critic.too_long(critique)) is not None:
+                    stop(live, CONTEXT_LENGTH, why=why)
+                    break
+                asked.append(critique)
                 owners.append((live, each))
         open_ones = [place for place, (live, _) in enumerate(owners) if not live.finished]
         if not open_ones:

@@ -50,7 +50,7 @@ class StrategyOutcome:
     """Of all problems."""
     accuracy: Interval
     stopped: int = 0
-    """Problems whose search the budget ended."""
+    """Problems whose search a limit ended: of the budget, or a model's length."""
     unanswered: int = 0
     """Of these, problems without an answer."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rlhf.cli import app
-from rlhf.errors import ConfigError, ModelError
+from rlhf.errors import ConfigError, ModelError, StorageError
 from tests.fixtures.merging import merge_tree, tensors_of, write_plain
 
 
@@ -43,6 +44,34 @@ def test_a_dry_run_writes_nothing(file):
     before = sorted(file.parent.iterdir())
     assert "1 tensors" in run(file, "--dry-run")
     assert sorted(file.parent.iterdir()) == before
+
+
+def test_a_dry_run_as_json(file, tmp_path):
+    found = json.loads(run(file, "--dry-run", "--json"))
+    assert (found["num_tensors"], found["nbytes"], found["finished"]) == (1, 16, False)
+    assert any("density" in note for note in found["notes"])
+    run(file, "--quiet")
+    assert json.loads(run(file, "--dry-run", "--json"))["finished"]
+    assert "there already" in run(file, "--dry-run")
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_full_disk_is_found_by_a_dry_run_as_well(file, monkeypatch, options):
+    usage = shutil._ntuple_diskusage(total=2**40, used=2**40 - 10, free=10)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match="merged model"):
+        run(file, *options)
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_weights_that_cancel_are_found_before_anything_is_read(file, options):
+    tree = yaml.safe_load(file.read_text())
+    tree["models"][0]["parameters"], tree["models"][1]["parameters"] = {"weight": 0.5}, {"weight": -0.5}
+    file.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=r"parameters\.weight.*layers\.0\.w"):
+        run(file, *options)
+    file.write_text(yaml.safe_dump({**tree, "parameters": {"normalize": False}}))
+    run(file, *options)
 
 
 def test_json_is_the_report(file, tmp_path):

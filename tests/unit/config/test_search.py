@@ -55,6 +55,11 @@ def test_wrong_settings_are_refused_by_key(wrong, named):
 def test_strategies_that_are_compared_have_names_of_their_own():
     with pytest.raises(ConfigError, match="beam 1x4"):
         SearchCompareStage(**STAGE, strategies=[{"kind": "beam"}, {"kind": "beam", "max_steps": 3}])
+    same_file = [{"kind": "greedy", "name": "vote+"}, {"kind": "sample", "name": "Vote"}]
+    with pytest.raises(ConfigError, match=r"'Vote'.*'vote\+'"):
+        SearchCompareStage(**STAGE, strategies=same_file)
+    with pytest.raises(ConfigError, match="\u6295\u7968"):
+        SearchCompareStage(**STAGE, strategies=[{"kind": "greedy", "name": "\u6295\u7968"}])
     with pytest.raises(ConfigError, match="seconds"):
         SearchCompareStage(**STAGE, strategies=["greedy"], budget={"seconds": 5})
 

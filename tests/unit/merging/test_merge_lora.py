@@ -186,3 +186,25 @@ def test_a_dry_run_of_adapters_writes_nothing(parents, tmp_path):
     result = CliRunner().invoke(app, ["merge", str(file), "--dry-run"], catch_exceptions=False)
     assert "2 adapters fit" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["adapters.yaml"]
+    found = CliRunner().invoke(app, ["merge", str(file), "--dry-run", "--json"], catch_exceptions=False)
+    assert json.loads(found.output)["parents"] == [str(parents["lora1"]), str(parents["lora2"])]
+
+
+def test_a_merged_adapter_is_left_alone_by_the_same_merge(parents, tmp_path):
+    merger = ModelMerger(adapters_of(parents, "linear", 1, 1))
+    first, weights = merger.merge(tmp_path / "out"), tmp_path / "out" / "adapter_model.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert merger.dry_run(tmp_path / "out")["finished"]
+    assert merger.merge(tmp_path / "out") == first
+    assert weights.stat().st_mtime_ns == before
+    for other in (adapters_of(parents, "linear", 1, 2), adapters_of(parents, "linear", 1, 1, adapter_rank=2)):
+        with pytest.raises(ModelError, match="not empty"):
+            ModelMerger(other).merge(tmp_path / "out")
+
+
+@pytest.mark.parametrize("rank", [{}, {"adapter_rank": 2}])
+def test_weights_of_adapters_that_cancel(parents, tmp_path, rank):
+    merger = ModelMerger(adapters_of(parents, "linear", 1, -1, **rank))
+    for start in (merger.merge, merger.dry_run):
+        with pytest.raises(ConfigError, match=r"parameters\.weight"):
+            start(tmp_path / "out")

@@ -214,11 +214,15 @@ def test_what_does_not_fit_the_type_is_named(tmp_path):
         ModelMerger(merge_tree("linear", {a: ONE}, dtype="float16")).merge(tmp_path / "out")
 
 
-def test_weights_that_add_up_to_nothing(tmp_path):
-    a = write_plain(tmp_path / "a", {"layers.0.w": torch.ones(3)})
-    b = write_plain(tmp_path / "b", {"layers.0.w": 2 * torch.ones(3)})
-    with pytest.raises(ModelError, match=r"layers\.0\.w .*NaN"):
-        ModelMerger(merge_tree("linear", {a: ONE, b: {"weight": -1}})).merge(tmp_path / "out")
+@pytest.mark.parametrize("weights", [(1, -1, 0), (0, 0, 0), (0.1, 0.2, -0.3), ([1, 2], [-1, -2], 0)])
+def test_weights_that_add_up_to_nothing(tmp_path, weights):
+    names = ("a", "b", "c")
+    models = {
+        write_plain(tmp_path / name, {"layers.0.w": torch.ones(3)}): {"weight": weight}
+        for name, weight in zip(names, weights, strict=True)
+    }
+    with pytest.raises(ConfigError, match=r"parameters\.weight.*layers\.0\.w"):
+        ModelMerger(merge_tree("linear", models)).plan()
 
 
 def test_two_processes_do_not_merge_into_one_folder(llama, tmp_path):

@@ -239,3 +239,6 @@ def test_the_class_gives_what_the_policy_gives_and_tells_how_often_the_draft_was
 def test_settings_are_checked(policy):
     with pytest.raises(ConfigError, match="draft_tokens"):
         SpeculativeDecoder(policy, draft_tokens=0)
+    for draft in ("prompt_lookup", policy):
+        with pytest.raises(ConfigError, match="keeps"):
+            SpeculativeDecoder(policy, draft, keeps="x")  # type: ignore[arg-type]

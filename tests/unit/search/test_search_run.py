@@ -53,6 +53,18 @@ def test_an_answer_does_not_depend_on_the_other_prompts(at_once):
     assert answers(search(**how)) == answers(search(**how, prompts=PROMPTS[::-1], prompts_at_once=at_once))
 
 
+@pytest.mark.parametrize("limit", [2, 4, 6])
+def test_an_answer_that_the_length_cuts_where_a_step_ends_was_cut(limit):
+    """Steps are two tokens, a digit and a separator."""
+    how = {"strategy": beam, "arguments": {"samples": 3}}
+    for result in search(**how, sampling=SAMPLING.updated(max_new_tokens=limit)).results:
+        assert len(result.completion.tokens) == limit
+        assert result.completion.finish_reason == "length"
+        assert [event for event in result.trace if event["did"] == "sampled"][-1]["finish_reasons"] == ["length"] * 3
+    stops = SAMPLING.updated(max_new_tokens=limit, stop=[";"])
+    assert {r.completion.finish_reason for r in search(single_sample, sampling=stops).results} == {"stop"}
+
+
 def test_another_seed_searches_elsewhere():
     texts = [[result.completion.text for result in search(single_sample, seed=seed).results] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,4 +27,14 @@ def linear(tensors: list[Tensor], base: Tensor | None, *, weight: list[float], n
     return out.reshape(tensors[0].shape)
 
 
-LINEAR = MergeMethod(linear, base="model", title="weighted average", arxiv="2203.05482", by_parts=always)
+def no_average(settings: Mapping[str, Any]) -> str | None:
+    """Weights that cancel, up to what float32 keeps of them, have no average."""
+    weight = settings["weight"]
+    if settings["normalize"] and abs(math.fsum(weight)) <= 1e-6 * math.fsum(map(abs, weight)):
+        return "parameters.weight: the weights of a normalized average add up to 0; change one, or set normalize: false"
+    return None
+
+
+LINEAR = MergeMethod(
+    linear, base="model", title="weighted average", arxiv="2203.05482", by_parts=always, complaint=no_average
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -58,7 +57,7 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
             run = search_with(
                 stage, strategy, prompts,
                 engine=engine, scorer=scorer, helpers=helpers, sampling=stage.sampling, seed=seed,
-                file=at.folder / SEARCHES / f"{_file_name(strategy.title)}.jsonl", progress=lambda done: bar.advance(by=done),
+                file=at.folder / SEARCHES / f"{strategy.file_name}.jsonl", progress=lambda done: bar.advance(by=done),
             )  # fmt: skip
             outcome, pools = _judged(stage, strategy, prompts, run.results, judge, seed)
             outcomes.append(outcome)
@@ -89,8 +88,8 @@ def run_search_compare(stage: SearchCompareStage, at: StageContext) -> StageOutc
     write_json(at.folder / "evaluation.json", {"schema": SCHEMA, "search": part})
     write_picture(at.folder / "search.png", part)
     metrics: dict[str, float] = {"num_problems": len(prompts), "num_strategies": len(outcomes)}
-    for outcome in outcomes:
-        name = _file_name(outcome.title)
+    for strategy, outcome in zip(stage.strategies, outcomes, strict=True):
+        name = strategy.file_name
         metrics |= {f"{name}/accuracy": outcome.accuracy.value, f"{name}/total_tokens": outcome.total_tokens}
     return StageOutcome(" ".join(advice.sentences[:2]), metrics)
 
@@ -165,7 +164,3 @@ def _curves(
 def _ask(judge: Judge, prompts: Sequence[Prompt], completions: Sequence[Any]) -> Judged:
     """Verdicts on answers; a problem without one gets an empty text, which solves nothing."""
     return judge_completions(judge, prompts, [TextCompletion("") if each is None else each for each in completions])
-
-
-def _file_name(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")

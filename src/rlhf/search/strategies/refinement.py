@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.search_revision import RevisionConfig
+from rlhf.config.search_revision import PAIR_GAIN, RevisionConfig
 from rlhf.rollout.types import Completion
 from rlhf.search.contract import Ask, BudgetSpent, Choice, Search
 
@@ -18,6 +18,7 @@ def refine(
     rounds: int = 3,
     samples: int = 1,
     min_gain: float = 0.0,
+    min_pair_gain: float = PAIR_GAIN,
     revision: RevisionConfig | None = None,
 ) -> Search:
     """Revise one draft as long as the critic has something to say, and the judge likes the outcome better.
@@ -30,6 +31,7 @@ def refine(
         rounds: The most critiques; a draft that was not replaced is criticized again.
         samples: Revisions of each critique.
         min_gain: A revision is kept where its score is higher by more than this; one that was cut only in place of one that was cut.
+        min_pair_gain: A kept revision is a preference pair where its score is higher by more than this.
         revision: How the draft is revised; by rewriting where None.
     """
     how = revision or RevisionConfig()
@@ -48,14 +50,15 @@ def refine(
             best = ask.best(revisions, scores)
             assert best.score is not None
             if best.score > score + min_gain and best.completion.truncated <= draft.truncated:
-                accepted.append(_pair(draft, score, best, critique.text))
+                accepted.append(_pair(draft, score, best, critique.text, min_pair_gain))
                 draft, score = best.completion, best.score
     except BudgetSpent:
         pass  # what was kept so far is the answer
     return Choice(completion=draft, score=score, details={"critiques": asked, ACCEPTED: accepted})
 
 
-def _pair(before: Completion, score: float, after: Choice, critique: str) -> dict[str, Any]:
+def _pair(before: Completion, score: float, after: Choice, critique: str, min_gain: float) -> dict[str, Any]:
+    assert after.score is not None
     return {
         "before": before.text,
         "after": after.completion.text,
@@ -63,4 +66,5 @@ def _pair(before: Completion, score: float, after: Choice, critique: str) -> dic
         "after_ids": list(after.completion.tokens),
         "critique": critique,
         "scores": [score, after.score],
+        "is_pair": after.score > score + min_gain,
     }

@@ -19,6 +19,7 @@ from tests.fixtures.step_world import DigitEngine, DigitScorer, DigitTexts, digi
 PROMPTS = [prompt(f"p{i}", f"{i % 4}{(i + 1) % 4}{(i // 4 + 2) % 4}") for i in range(12)]
 CONTINUING = RevisionConfig(by="continuing")
 SAMPLING = SamplingConfig(max_new_tokens=7)
+ALWAYS = FunctionCritic(lambda p, c, rejected: ["do better"] * len(p), name="always")
 
 
 def run(strategy, prompts=PROMPTS, critic=None, scorer=None, budget=None, seed=0, prompts_at_once=64, **arguments):
@@ -65,6 +66,23 @@ def test_a_judge_who_likes_no_revision_keeps_every_draft():
 
 def test_a_gain_below_the_least_is_not_enough():
     assert not any(r.details["accepted"] for r in run(refine, rounds=3, min_gain=1.0, revision=CONTINUING))
+
+
+def test_a_gain_that_may_be_noise_is_kept_and_makes_no_pair():
+    class Unsure(DigitScorer):
+        """Each score it gives is a little higher than the last."""
+
+        def score(self, prompts, completions):
+            result = super().score(prompts, completions)
+            self.calls = getattr(self, "calls", 0) + 1
+            result.scores[:] = [0.01 * self.calls] * len(completions)
+            return result
+
+    for least, rows in ((None, 0), (0.0, 2), (0.009, 2), (0.011, 0)):
+        how = {} if least is None else {"min_pair_gain": least}
+        results = run(refine, PROMPTS[:1], critic=ALWAYS, scorer=Unsure(), rounds=2, **how)
+        assert len(results[0].details["accepted"]) == 2
+        assert len(refined_pairs([(PROMPTS[0], results[0])])) == rows
 
 
 def test_a_revision_goes_on_from_what_the_critic_says_is_right():
@@ -172,7 +190,7 @@ def test_what_was_kept_before_the_budget_ended_is_the_answer():
 
 
 def test_accepted_revisions_become_preference_rows():
-    results = run(refine, rounds=4, revision=CONTINUING)
+    results = run(refine, rounds=4, min_pair_gain=0.0, revision=CONTINUING)
     rows = refined_pairs(list(zip(PROMPTS, results, strict=True)), {"critic": "digits"})
     assert len(rows) == sum(len(result.details["accepted"]) for result in results)
     by_id = {asked.id: asked for asked in PROMPTS}
@@ -203,3 +221,48 @@ def test_what_is_missing_is_said():
         run(refine, critic=FunctionCritic(lambda p, c, rejected: ["bad"] * len(p)), revision=CONTINUING)
     with pytest.raises(ConfigError, match="critic"):
         run_search(PROMPTS[:1], refine, engine=DigitEngine(), scorer=DigitScorer(), sampling=SAMPLING)
+
+
+class ShortEngine(WordyEngine):
+    """Made for so many tokens, and refuses what is longer, as engines do."""
+
+    def __init__(self, context_length: int) -> None:
+        super().__init__()
+        self.context_length = context_length
+
+    def generate(self, prompts, *, sampling, **how):
+        assert all(len(asked.ids) + sampling.max_new_tokens <= self.context_length for asked in prompts)
+        return super().generate(prompts, sampling=sampling, **how)
+
+
+class LongTexts(DigitTexts):
+    """What is read about drafts of p1 takes ten tokens more."""
+
+    def ids(self, prompt, text):
+        return [1] * (13 if prompt.id == "p1" else 3)
+
+
+@pytest.mark.parametrize("strategy", [refine, tpo])
+def test_a_critic_that_can_not_read_a_draft_ends_that_search_only(strategy):
+    config = PolicyCriticConfig(sampling=SamplingConfig(max_new_tokens=10))
+    critic = ModelCritic(ShortEngine(13), LongTexts(), config, name="wordy")
+    results = run(strategy, PROMPTS[:3], critic=critic)
+    assert [result.stopped_by for result in results] == [None, "context_length", None]
+    assert all(result.completion is not None and result.score is not None for result in results)
+    why = results[1].details["why_stopped"]
+    assert all(part in why for part in ("wordy", "'p1'", "13", "critic.sampling.max_new_tokens"))
+    assert "why_stopped" not in results[0].details
+
+
+@pytest.mark.parametrize("strategy", [refine, tpo])
+def test_a_revision_that_the_policy_can_not_read_ends_that_search_only(strategy):
+    class Digits(DigitEngine):
+        context_length = 10
+
+    results = run_search(
+        PROMPTS[:3], strategy, engine=Digits(), scorer=DigitScorer(), sampling=SAMPLING,
+        helpers=SearchHelpers(critic=ALWAYS, texts=LongTexts()),
+    ).results  # fmt: skip
+    assert [result.stopped_by for result in results] == [None, "context_length", None]
+    assert "critic.sampling.max_new_tokens" in results[1].details["why_stopped"]
+    assert results[1].completion is not None
