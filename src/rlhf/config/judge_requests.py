@@ -76,7 +76,11 @@ class JudgeRequests:
         elif self.of_evaluation is None:
             many += ", and evaluations on held-out prompts, whose number is not known"
         tokens = f"{plain_number(self.sent_tokens, 0)} tokens sent and at most {self.answered_tokens:g} answered each"
-        price = "no price is known" if self.cost is None else f"about {self.cost:,.2f} dollars at most"
+        price = (
+            "no price is known"
+            if self.cost is None
+            else f"about {self.cost:,.{2 if self.cost >= 1 else 4}f} dollars at most"
+        )
         return f"{self.place}: judge, {self.mode}; {many}; {price} ({tokens}, estimated by length of text)"
 
     def limit_sentence(self) -> str:

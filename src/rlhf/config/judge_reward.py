@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 from rlhf.config.base import BaseConfig
 from rlhf.config.reward_base import RewardBase
 from rlhf.config.yaml_text import read_yaml
+from rlhf.errors import ConfigError
 
 Mode = Literal["points", "pairwise", "group_ranks"]
 """What the judge is asked."""
@@ -87,9 +88,16 @@ RESERVED = ("unparsed", "first_preferred")
 
 
 def _rubric(value: Any) -> Any:
-    """A rubric's settings; a text names their file, and a list is one of criteria."""
+    """A rubric's settings; a text names their file, with which all that is wrong is said, and a list is one of criteria."""
     if isinstance(value, str | Path):
-        value = read_yaml(Path(value))
+        tree = read_yaml(Path(value))
+        tree = {"criteria": tree} if isinstance(tree, list) else tree
+        if not isinstance(tree, Mapping):
+            return tree
+        try:
+            return RubricConfig.of(tree, source=str(value))
+        except ConfigError as err:
+            raise ValueError(" ".join(str(err).split())) from None
     return {"criteria": value} if isinstance(value, list) else value
 
 

@@ -109,7 +109,13 @@ def judges_held(config: BaseConfig) -> Iterator[tuple[str, BaseConfig, JudgeBase
 
 
 def validated_judge(value: Any) -> JudgeBase:
-    """A judge's settings of whatever means them; for validators, whose errors keep their place."""
+    """A judge's settings of whatever means them; for validators, whose errors keep their place. What is wrong in a file is said with the file's
+    name and the key in it."""
+    if isinstance(value, str | Path) and Path(value).suffix in (".yaml", ".yml") and Path(value).is_file():
+        try:
+            return read_judge(value)
+        except ConfigError as err:
+            raise ValueError(" ".join(str(err).split())) from None
     judge: JudgeBase = value if isinstance(value, JudgeBase) else TypeAdapter(JudgeConfig).validate_python(value)
     return judge
 

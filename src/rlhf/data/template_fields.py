@@ -89,7 +89,10 @@ class TemplateFields:
         """
         if not any("tool_calls" in message or _reasoning_of(message) for message in messages):
             return messages
-        return [self._message_handed_over(message, columns, where, render) for message in messages]
+        return [
+            self._message_handed_over(message, number, columns, where, render)
+            for number, message in enumerate(messages, start=1)
+        ]
 
     def reasoning_key(self, own: str, columns: Mapping[str, Any], render: Render) -> str | None:
         """The key of a message under which the template reads what the assistant thought; ``own`` if it reads that, None if none."""
@@ -150,11 +153,13 @@ class TemplateFields:
 
         return self._once(("arrivals", _layout(messages), _setting(columns), manner), measured)
 
-    def _message_handed_over(self, message: Message, columns: Mapping[str, Any], where: str, render: Render) -> Message:
+    def _message_handed_over(
+        self, message: Message, number: int, columns: Mapping[str, Any], where: str, render: Render
+    ) -> Message:
         thoughts = _reasoning_of(message)
         if len(set(thoughts.values())) > 1:
             names = " and ".join(map(repr, thoughts))
-            raise RowError(where, f"a message has {names}, which differ; keep the one that is meant.")
+            raise RowError(where, f"message {number} has {names}, which differ; keep the one that is meant.")
         if thoughts:
             own, thought = next(iter(thoughts.items()))
             key = self.reasoning_key(own, columns, render)

@@ -265,7 +265,7 @@ def table(certificate: Mapping[str, Any]) -> str:
     ]
     for reason in certificate["reasons"]:
         more = reason["more_labels"]
-        hint = f" About {counted(more, 'more labeled prompt')} would tell if that is its true rate." if more else ""
+        hint = f" About {counted(more, 'more labeled prompt')} would tell, if what was seen is true." if more else ""
         lines.append(f"- {reason['name']}: {reason['text']}{hint}")
     lines += [f"- {note}" for note in (*_findings(measured), *certificate["notes"])]
     return "\n".join(lines).rstrip()

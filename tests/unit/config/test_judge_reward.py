@@ -161,3 +161,18 @@ def test_a_function_that_compares_is_asked_without_requests():
     (actual,) = judge_requests(stage(reward={"judge": "longer", "mode": "pairwise"}))
     assert (actual.judges, actual.total) == (0, 0)
     assert "without requests" in actual.sentence()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "wanted"),
+    [
+        ("judge", "{type: endpoint, url: 'http://127.0.0.1:9/v1', model: m, max_cots: 1}", "max_cots.*max_cost"),
+        ("judge", "{type: endpoint, url: 'http://127.0.0.1:9/v1', model: m, retries: many}", "retries"),
+        ("rubric", "criteria: [{name: a, text: why, wieght: 2}]", r"criteria\.0\.wieght.*weight"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_the_file_and_its_key(key, text, wanted, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{key}: .*mine\.yaml.*{wanted}"):
+        JudgeRewardConfig.of({"judge": JUDGE, key: str(file)})

@@ -151,7 +151,7 @@ def test_one_layout_is_measured_once(tokenizer, monkeypatch):
 
 def test_two_different_thoughts_of_one_message_are_refused(tokenizer):
     row = {"messages": [ASKED, {"role": "assistant", "content": "me", "reasoning": "a", "thinking": "b"}]}
-    with pytest.raises(RowError, match=r"'reasoning' and 'thinking'|'thinking' and 'reasoning'"):
+    with pytest.raises(RowError, match=r"message 2 has ('reasoning' and 'thinking'|'thinking' and 'reasoning')"):
         SFTDataset([row], tokenizer, chat_template=TEMPLATES["harmony"])
     row["messages"][1]["thinking"] = "a"
     assert len(SFTDataset([row], tokenizer, chat_template=TEMPLATES["harmony"])) == 1

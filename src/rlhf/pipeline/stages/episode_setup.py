@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedTokenizerBase
+
+from rlhf.config.lost_fields import LostField
 from rlhf.config.stage_inputs import PolicyStage
 from rlhf.data.chat import chat_format, check_has_template, render_prompt
 from rlhf.data.contracts import Prompt, RowError
@@ -100,21 +103,33 @@ class Episodes:
         elif not self.speaks_first:
             return prompt
         assert prompt.messages is not None
-        text = render_prompt(
-            chat_format(self.policy.tokenizer), prompt.messages, columns=prompt.columns, where=prompt.id
-        )
-        self._check_tools_are_said(prompt, text)
+        text = prompt_with_tools(self.policy.tokenizer, prompt, allowed=self.stage.allow_lost_fields)
         text = self.turns.split(prompt)[0] if self.speaks_first else text
         return replace(prompt, text=text, ids=self.turns.encode_prompt(text))
 
-    def _check_tools_are_said(self, prompt: Prompt, text: str) -> None:
-        """A template that leaves the tools out would have the policy guess their names."""
-        for tool in prompt.columns.get(TOOLS, ()):
-            if tool["function"]["name"] not in text:
-                raise ConfigError(
-                    f"The chat template leaves out the tool {tool['function']['name']!r}; take a model whose template knows tools, or "
-                    "give another chat_template."
-                )
+
+def prompt_with_tools(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, allowed: Collection[LostField]) -> str:
+    """The text of a conversation that has the environment's tools in its column.
+
+    Args:
+        tokenizer: With the chat template.
+        prompt: A conversation.
+        allowed: What the template may leave out; never the tools, without which the policy would have to guess their names.
+
+    Raises:
+        RowError: The template leaves out something else.
+        ConfigError: It leaves out a tool.
+    """
+    assert prompt.messages is not None
+    chat = chat_format(tokenizer, allow_lost_fields={*allowed, TOOLS})
+    text = render_prompt(chat, prompt.messages, columns=prompt.columns, where=prompt.id)
+    for tool in prompt.columns.get(TOOLS, ()):
+        if tool["function"]["name"] not in text:
+            raise ConfigError(
+                f"The chat template leaves out the tool {tool['function']['name']!r}; take a model whose template knows tools, or "
+                "give another chat_template."
+            )
+    return text
 
 
 def open_episodes(

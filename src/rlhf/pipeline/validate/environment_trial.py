@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf.config.base import Names, named_things
@@ -63,6 +63,24 @@ def check_environment_trial(review: Review, stage: PolicyStage) -> None:
         review.error(KEY, str(answer["problem"]), ConfigError)
     elif row is None:
         review.leave("reset and a turn of the environment, without a row of the prompts")
+    elif review.deep and "tools" in answer and not isinstance(row.prompt, str):
+        _check_template(review, stage, row, answer["tools"])
+
+
+def _check_template(review: Review, stage: PolicyStage, row: PromptRow, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Whether the policy's chat template holds the tools, and says how calls are written; for a tokenizer that is there already."""
+    from rlhf.pipeline.stages.episode_setup import prompt_with_tools  # here: torch comes with these
+    from rlhf.pipeline.validate.lengths import tokenizer_of
+    from rlhf.rollout.tool_formats import choose_tool_format
+
+    tokenizer = tokenizer_of(review, "model", stage.model)
+    if tokenizer is None or tokenizer.chat_template is None:
+        return
+    with review.at("environment.tool_format"):
+        choose_tool_format(getattr(stage.environment, "tool_format", "auto"), tokenizer, has_messages=True)
+    with review.at("model.chat_template"):
+        columns = {**row.columns, "tools": tools}
+        prompt_with_tools(tokenizer, Prompt(row.id, [], "", columns, list(row.prompt)), allowed=stage.allow_lost_fields)
 
 
 def check_ends_of_turns(review: Review, stage: PolicyStage) -> None:
@@ -110,7 +128,7 @@ def main() -> None:
 
 
 def try_environment(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What is wrong with an environment, as ``problem``, and ``notes``.
+    """What is wrong with an environment, as ``problem``, ``notes``, and the ``tools`` of the row where it has some.
 
     Args:
         asked: ``kind``, ``settings``, ``row`` and ``is_rewarded``, as ``check_environment_trial`` writes them.
@@ -133,22 +151,24 @@ def try_environment(asked: Mapping[str, Any]) -> dict[str, Any]:
             row = asked["row"]
             messages = None if isinstance(row["prompt"], str) else row["prompt"]
             text = row["prompt"] if isinstance(row["prompt"], str) else ""
-            _play_once(opened, Prompt(row["id"], [0], text, row["columns"], messages), settings.timeout_seconds)
+            tools = _play_once(opened, Prompt(row["id"], [0], text, row["columns"], messages), settings.timeout_seconds)
+            answer |= {} if tools is None else {"tools": list(tools)}
     except (RLHFError, EnvironmentFailedError) as err:
         return {"problem": f"The environment can't be used: {str(err).rstrip('.')}."}
     return answer
 
 
-def _play_once(opened: Any, prompt: Prompt, timeout_seconds: float) -> None:
-    """``reset``, the schemas of the tools, a turn, and the last reward."""
+def _play_once(opened: Any, prompt: Prompt, timeout_seconds: float) -> Sequence[Mapping[str, Any]] | None:
+    """``reset``, the schemas of the tools, which it returns, a turn, and the last reward."""
     from rlhf.rollout.environments import EnvironmentSession, TimedCalls, checked_number, checked_turn
 
     with TimedCalls(timeout_seconds) as calls:
         environment = calls("making the environment", opened.make)
         where = f"with the first row ({prompt.id})"
         calls(f"reset {where}", lambda: environment.reset(prompt))
+        tools: Sequence[Mapping[str, Any]] | None = None
         if opened.tools is not None:
-            calls("reading the tools", lambda: opened.tools(prompt.columns))
+            tools = calls("reading the tools", lambda: opened.tools(prompt.columns))
         what = f"a first turn {where}"
         checked_turn(what, calls(what, lambda: environment.step(opened.trial_turn)))
         if isinstance(environment, EnvironmentSession):
@@ -156,3 +176,4 @@ def _play_once(opened: Any, prompt: Prompt, timeout_seconds: float) -> None:
             if reward is not None:
                 checked_number("the last reward", "number", reward)
             calls("closing the environment", environment.close)
+    return tools

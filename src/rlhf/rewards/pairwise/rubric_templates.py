@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from rlhf.config.judge_reward import CriterionConfig, RubricConfig
+from rlhf.data.message_text import counted
 from rlhf.rewards.pairwise.templates import TEMPLATES, JudgeTemplate, last_lines, last_mark, without_marks
 from rlhf.rewards.pairwise.votes import Vote
 
@@ -131,7 +132,7 @@ def read_criteria(said: str, criteria: Sequence[CriterionConfig], *, cut: bool =
     """
     lines, why = last_lines(said, cut=cut, count=len(criteria))
     if not why and len(lines) < len(criteria):
-        why = f"the answer has {len(lines)} lines and was asked for {len(criteria)} grades"
+        why = f"the answer has {counted(len(lines), 'line')} and was asked for {counted(len(criteria), 'grade')}"
     values = []
     for criterion, line in zip(criteria, lines, strict=False):
         match = re.fullmatch(rf"\s*{criterion.name}\s*:\s*\[\[\s*({NUMBER})\s*\]\]\s*", line)

@@ -12,6 +12,7 @@ from rlhf.rollout.tool_formats.tool_call import MalformedCallError, ToolCall, To
 
 RECIPIENT = re.compile(r"\bto=(?P<name>[^\s<]+)")
 ENDS = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>")
+CALL = "<|call|>"
 PREFIX = "functions."
 
 
@@ -22,13 +23,19 @@ def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:
         header, begun, body = message.partition("<|message|>")
         recipient = RECIPIENT.search(header)
         if recipient is None:
+            if CALL in message:
+                raise MalformedCallError(
+                    f"A message that ends with {CALL} must name its tool, as in to=functions.NAME."
+                )
             continue
         name = recipient["name"]
         end = ENDS.search(body)
-        if not begun or end is None or end[0] != "<|call|>":
+        if not begun or end is None or end[0] != CALL:
             raise MalformedCallError(
-                f"The message to {name} must have <|message|> before its arguments and <|call|> behind them."
+                f"The message to {name} must have <|message|> before its arguments and {CALL} behind them."
             )
+        if body[end.end() :].strip():
+            raise MalformedCallError(f"What follows {CALL} must begin with <|start|>.")
         value = read_json(body[: end.start()], f"the message to {name}")
         if not isinstance(value, dict):
             raise MalformedCallError(f"The message to {name} must be a JSON object.")

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from rlhf.rollout.tool_formats.tool_call import MalformedCallError, ToolCall, ToolFormat, Tools, read_object
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+THINKS, THOUGHT = "<think>", "</think>"
 
 
 def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:
     """See ``ToolFormat.calls``; what a turn thinks calls nothing."""
     calls = []
-    rest = text.rpartition("</think>")[2]
+    rest = text.rpartition(THOUGHT)[2].partition(THINKS)[0]
     while BEGIN in rest:
         _, _, rest = rest.partition(BEGIN)
         inside, closed, rest = rest.partition(END)

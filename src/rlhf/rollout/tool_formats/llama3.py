@@ -12,7 +12,8 @@ from rlhf.rollout.tool_formats.tool_call import MalformedCallError, ToolCall, To
 
 TAG = "<|python_tag|>"
 ENDS = re.compile(r"(<\|eot_id\|>|<\|eom_id\|>|<\|end_of_text\|>)\s*$")
-OPENS = re.compile(r'\{\s*"(name|parameters)"')
+OPENS = re.compile(r'\{\s*("(name|parameters)"|"type"\s*:\s*"function")')
+"""The prompt lists its tools with ``"type": "function"``, which models copy."""
 
 
 def calls_of(text: str, tools: Tools) -> Sequence[ToolCall]:

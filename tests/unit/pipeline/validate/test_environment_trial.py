@@ -11,7 +11,9 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.pipeline.validate.check import find_problems, validate_recipe
 from rlhf.pipeline.validate.environment_trial import try_environment
 from tests.fixtures.openenv_server import CalculatorServer, serving
+from tests.fixtures.tool_templates import QWEN
 
+TOOLLESS = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 FIXTURES = "tests.fixtures.trl_calculator"
 ROW = {"id": "p", "prompt": "1+1? ", "columns": {"answer": 2}}
 
@@ -92,3 +94,27 @@ def test_plain_prompts_without_a_text_that_ends_a_turn_are_told_of_their_one_tur
     fine = recipe(tmp_path, environment).stages["grpo"].model_copy(update={"sampling": SamplingConfig(stop=[")="])})
     review = validate_recipe(RecipeConfig(name="run", output_dir=str(tmp_path), stages={"grpo": fine}), deep=False)
     assert "sampling.stop" not in [p.key for p in review.problems]
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_format", "wrong"),
+    [
+        (QWEN, "auto", []),
+        (TOOLLESS, "auto", ["environment.tool_format", "model.chat_template"]),
+    ],
+)
+def test_a_chat_template_without_the_tools_or_without_a_known_way_to_call_is_found_before_a_run(
+    template, tool_format, wrong, tmp_path
+):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": [{"role": "user", "content": "1+1?"}], "answer": 2}) + "\n")
+    stage = {
+        "kind": "grpo",
+        "model": {"path": "embedded", "chat_template": template},
+        "prompts": str(prompts),
+        "environment": {"kind": "trl", "source": f"{FIXTURES}:Greeting", "tool_format": tool_format},
+    }
+    found = validate_recipe(
+        RecipeConfig.of({"name": "run", "output_dir": str(tmp_path), "stages": {"grpo": stage}}), deep=True
+    )
+    assert [problem.key for problem in found.errors] == wrong

@@ -68,6 +68,7 @@ def test_calls_are_read(family, text, wanted):
     ("family", "text"),
     [
         ("hermes", "The answer is 3.<|im_end|>"),
+        ("hermes", '<think>perhaps <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'),
         ("llama3", "The answer is 3.<|eot_id|>"),
         ("llama3", '{"answer": 3}<|eot_id|>'),
         ("mistral", "The answer is 3.</s>"),
@@ -98,6 +99,7 @@ def test_a_turn_without_a_call_has_none(family, text):
         ("llama3", '{"name": "add", "parameters": {"a": 1}'),
         ("llama3", '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}}'),
         ("llama3", "<|python_tag|>print(1)"),
+        ("llama3", '{"type": "function", "name": "add", "parameters": {"a": 1}}'),
         ("llama3", 'Here: <|python_tag|>{"name": "add", "parameters": {}}'),
         ("mistral", "[TOOL_CALLS] add(1)"),
         ("mistral", "[TOOL_CALLS] []"),
@@ -107,6 +109,13 @@ def test_a_turn_without_a_call_has_none(family, text):
         ("harmony", "<|channel|>commentary to=functions.add<|message|>1<|call|>"),
         ("harmony", '<|channel|>commentary to=functions.add {"a": 1}<|call|>'),
         ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|return|>'),
+        ("harmony", '<|channel|>commentary<|message|>{"a": 1}<|call|>'),
+        ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|> and'),
+        (
+            "harmony",
+            '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|>'
+            '<|channel|>commentary to=functions.add<|message|>{"a": 2}<|call|>',
+        ),
         ("plain", "add(1)="),
         ("plain", "add(a=b)="),
         ("plain", "add(**{})="),
