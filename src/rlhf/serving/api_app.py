@@ -97,7 +97,7 @@ def create_app(
     for name, source in (models or {str(model_path): Source(str(model_path))}).items():
         routes.add(name, source)
     engine = ServingEngine(
-        inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_waiting=config.max_concurrent_requests,
+        inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_requests=config.max_concurrent_requests,
         max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
         timeout_seconds=config.request_timeout_seconds,
     )  # fmt: skip

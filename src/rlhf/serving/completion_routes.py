@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from rlhf.data.message_text import shown
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, CompletionBody, GenerationBody, body_of
 from rlhf.serving.asked_requests import Asked
@@ -63,7 +64,7 @@ def one_model(name: str, request: Request, client: Client) -> dict[str, Any]:
     for model in models(request, client)["data"]:
         if model["id"] == name:
             return dict(model)
-    raise APIError(404, f"There is no model {name!r} here.", code="model_not_found", param="model")
+    raise APIError(404, f"There is no model {shown(name)} here.", code="model_not_found", param="model")
 
 
 @router.post("/v1/chat/completions")
@@ -92,8 +93,8 @@ async def completions(sent: Sent, request: Request, client: Client) -> Response:
     name, model = generation.model(body, body.user or client)
     if not body.prompts:
         raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
-    if len(body.prompts) > generation.engine.max_waiting:
-        message = f"prompt holds {len(body.prompts)} prompts; this server takes {generation.engine.max_waiting} requests at once."
+    if len(body.prompts) > generation.engine.max_requests:
+        message = f"prompt holds {len(body.prompts)} prompts; this server takes {generation.engine.max_requests} requests at once."
         raise APIError(400, message, code="invalid_value", param="prompt")
     if not all(body.prompts):
         raise APIError(400, "prompt holds an empty prompt.", code="invalid_value", param="prompt")
