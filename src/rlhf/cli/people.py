@@ -10,13 +10,22 @@ from rlhf.cli.stores import STORE, StoreOption, opened_store
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Of the program that will send events.")], store: StoreOption = STORE
+    name: Annotated[str, typer.Argument(help="Of the program.")],
+    store: StoreOption = STORE,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="What it is for: completions, scores, feedback or metrics; may be repeated. By default all."),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(help="How many requests it may send, such as 60/minute; by default as many as the server says."),
+    ] = None,
 ) -> None:
-    """Make a token for a program that sends production feedback to POST /api/events; an earlier one of that name ends."""
+    """Make a program's token, for POST /api/events and as a key of `rlhf serve --keys`; an earlier one of that name ends."""
     from rlhf.store import access
 
     with opened_store(store) as opened:
-        print(access.add_api_token(opened.engine, name))
+        print(access.add_api_token(opened.engine, name, scopes=scope or (), requests=requests))
 
 
 def revoke(

@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import limits
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
 from limits.storage import MemoryStorage
@@ -26,7 +26,7 @@ from rlhf.models.model_kind import model_kind
 from rlhf.models.sources import model_source
 from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes, status_routes
 from rlhf.serving.api_errors import APIError, error_response, plain_error
-from rlhf.serving.client_keys import the_client
+from rlhf.serving.client_keys import MetricsClient
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
@@ -77,7 +77,7 @@ def create_app(
         config: All limits, in place of the two above.
         host_names: Names that the server answers to.
         key_store: Whose tokens are asked for as keys; None lets anyone in.
-        requests: What one key may send.
+        requests: What one key may send that has no limit of its own.
         feedback_store: Where completions and what users say of them are kept; None keeps neither.
         reward: A reward model that scores the share ``config.score_share`` of the completions.
         reference: A file of the evaluation set, which sampled prompts and rewards are compared with.
@@ -253,7 +253,7 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok" if engine.is_taking else "draining"}, 200 if engine.is_taking else 503)
 
 
-async def _metrics(request: Request, client: Annotated[str, Depends(the_client)]) -> Response:
+async def _metrics(request: Request, client: MetricsClient) -> Response:
     metrics: ServingMetrics = request.app.state.metrics
     return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -84,9 +84,9 @@ def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, caps
         store.add_annotator("ann")
         people.token("chat", store=place)
         secret = capsys.readouterr().out.strip()
-        assert access.api_token_name(store.engine, secret) == "chat"
+        assert access.program_of(store.engine, secret).name == "chat"
         people.revoke("chat", store=place, is_token=True)
-        assert access.api_token_name(store.engine, secret) is None
+        assert access.program_of(store.engine, secret) is None
         people.revoke("ann", store=place)
         assert not access.person(store.engine, "ann").active
         people.restore_access("ann", store=place)
