@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,7 +26,9 @@ def token(
     """Make a program's token, for POST /api/events and as a key of `rlhf serve --keys`; an earlier one of that name ends."""
     from rlhf.store import access
 
-    with opened_store(store) as opened:
+    if "://" not in store and not Path(store).exists():  # a server that only has keys needs no labeling project first
+        print(f"The store {store} is new.", file=sys.stderr)
+    with opened_store(store, must_exist=False) as opened:
         print(access.add_api_token(opened.engine, name, scopes=scope or (), requests=requests))
 
 

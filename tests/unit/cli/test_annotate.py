@@ -78,6 +78,18 @@ def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
     )
 
 
+def test_keys_need_no_labeling_project_and_a_new_store_is_told_beside_the_key(tmp_path, capsys):
+    place = str(tmp_path / "keys.db")
+    people.token("app", store=place, scope=["metrics"], requests="5/second")
+    said = capsys.readouterr()
+    with PreferenceStore(place) as store:
+        program = access.program_of(store.engine, said.out.strip())
+    assert (program.name, program.scopes, program.requests) == ("app", {"metrics"}, "5/second")
+    assert place in said.err
+    people.token("other", store=place)
+    assert not capsys.readouterr().err
+
+
 def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, capsys):
     place = str(tmp_path / "s.db")
     with PreferenceStore(place) as store:
