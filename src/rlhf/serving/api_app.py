@@ -24,7 +24,15 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import ConfigError, RLHFError
 from rlhf.models.model_kind import model_kind
 from rlhf.models.sources import model_source
-from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes, status_routes
+from rlhf.serving import (
+    chat_page,
+    completion_routes,
+    feedback_routes,
+    responses_routes,
+    score_routes,
+    share_routes,
+    status_routes,
+)
 from rlhf.serving.api_errors import APIError, error_response, plain_error
 from rlhf.serving.client_keys import MetricsClient
 from rlhf.serving.completion_memory import CompletionMemory
@@ -162,6 +170,7 @@ def create_app(
     app.include_router(feedback_routes.router)
     app.include_router(chat_page.router)
     app.include_router(status_routes.router)
+    app.include_router(share_routes.router)
     app.mount("/static", StaticFiles(packages=[("rlhf.serving", "static"), ("rlhf.web", "static")]), name="static")
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"])

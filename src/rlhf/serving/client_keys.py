@@ -21,7 +21,7 @@ from rlhf.serving.api_errors import APIError
 if TYPE_CHECKING:
     from rlhf.store import PreferenceStore
 
-Scope = Literal["completions", "scores", "feedback", "metrics"]
+Scope = Literal["completions", "scores", "feedback", "metrics", "shares"]
 _rate = lru_cache(limits.parse)
 
 
@@ -74,3 +74,4 @@ CompletionsClient = Annotated[str, Depends(_client_with("completions"))]
 ScoresClient = Annotated[str, Depends(_client_with("scores"))]
 FeedbackClient = Annotated[str, Depends(_client_with("feedback"))]
 MetricsClient = Annotated[str, Depends(_client_with("metrics"))]
+SharesClient = Annotated[str, Depends(_client_with("shares"))]

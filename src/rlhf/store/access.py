@@ -33,8 +33,10 @@ from rlhf.store.values import is_name, shortened
 
 API_TOKEN_PREFIX = "rlhf_"
 """So that a token that was published by mistake is known for one."""
-TOKEN_SCOPES = ("completions", "scores", "feedback", "metrics")
-"""What a program may be let in for."""
+DEFAULT_SCOPES = ("completions", "scores", "feedback", "metrics")
+"""What a program is let in for where nothing is said."""
+TOKEN_SCOPES = (*DEFAULT_SCOPES, "shares")
+"""What a program may be let in for; who changes shares decides for all users, so that is said."""
 SIGNING_KEY = "signing_key"
 """The setting that tells which key signs links."""
 
@@ -241,7 +243,7 @@ def add_api_token(engine: Engine, name: str, *, scopes: Collection[str] = (), re
     Args:
         engine: Of the store.
         name: Of the program.
-        scopes: What it is let in for, of ``TOKEN_SCOPES``; none for all of them.
+        scopes: What it is let in for, of ``TOKEN_SCOPES``; none for ``DEFAULT_SCOPES``.
         requests: How many it may send, such as ``60/minute``; None for as many as the server says.
 
     Raises:
@@ -289,7 +291,7 @@ def program_of(engine: Engine, secret: str) -> Program | None:
         )
     if row is None:
         return None
-    return Program(name=row.name, scopes=frozenset(row.scopes or TOKEN_SCOPES), requests=row.requests)
+    return Program(name=row.name, scopes=frozenset(row.scopes or DEFAULT_SCOPES), requests=row.requests)
 
 
 def api_tokens(engine: Engine) -> list[tuple[str, bool, datetime]]:

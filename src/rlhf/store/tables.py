@@ -244,6 +244,6 @@ class ApiTokenRow(Base):
     active: Mapped[bool] = mapped_column(default=True)
     made_at: Mapped[datetime] = mapped_column(Moment)
     scopes: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
-    """What it is let in for, a list; null for everything."""
+    """What it is let in for, a list; null for what all are."""
     requests: Mapped[str | None] = mapped_column(String(32))
     """How many it may send, such as 60/minute; null for as many as the server says."""

@@ -172,7 +172,7 @@ def test_with_keys_nobody_comes_in_without_one(folders, tmp_path):
 
 SCOPED = [
     ("completions", "/v1/chat/completions"), ("completions", "/v1/completions"), ("completions", "/v1/responses"), ("scores", "/v1/score"),
-    ("scores", "/v1/rerank"), ("feedback", "/v1/feedback"), ("metrics", "/metrics"), ("metrics", "/v1/status"),
+    ("scores", "/v1/rerank"), ("shares", "/v1/shares/live"), ("feedback", "/v1/feedback"), ("metrics", "/metrics"), ("metrics", "/v1/status"),
 ]  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_a_key_is_let_in_for_its_scopes_and_for_no_others(folders, tmp_path):
         with TestClient(app) as site:
             for of_route, path in SCOPED:
                 for scope, key in keys.items():
-                    method = "GET" if of_route == "metrics" else "POST"
+                    method = {"metrics": "GET", "shares": "PUT"}.get(of_route, "POST")
                     answer = site.request(method, path, headers={"authorization": f"Bearer {key}"})
                     if scope == of_route:
                         assert answer.status_code != 403, (path, answer.text)
@@ -227,3 +227,26 @@ def test_a_key_with_a_limit_of_its_own_is_told_when_it_may_come_again(folders, t
             assert [answer.status_code for answer in answers] == [200, 200, 429]
             assert 1 <= int(answers[2].headers["retry-after"]) <= 61
             assert site.get("/v1/models", headers={"authorization": f"Bearer {many}"}).status_code == 200
+
+
+def test_shares_are_changed_while_the_server_runs_and_faults_are_named(folders):
+    models = {"a": Source(str(folders[0])), "b": Source(str(folders[1]))}
+    with TestClient(create_app(models=models, config=ServingConfig(compiled=False))) as site:
+        assert site.put("/v1/shares/live", json={"a": 1, "b": 0}).json() == {"name": "live", "of": {"a": 1.0, "b": 0.0}}
+        body = {"model": "live", "prompt": "x", "max_tokens": 1}
+        assert {site.post("/v1/completions", json={**body, "user": f"u{i}"}).json()["model"] for i in range(8)} == {"a"}
+        assert site.put("/v1/shares/live", json={"a": 3, "b": 1}).json()["of"] == {"a": 0.75, "b": 0.25}
+        for sent in ({"c": 1}, {"a": -1}, {"a": "much"}, {"a": True}, {"a": 0}, {}):
+            answer = site.put("/v1/shares/live", json=sent)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+        assert site.put("/v1/shares/a", json={"b": 1}).status_code == 400
+        shares = {model["id"]: model["shares"] for model in site.get("/v1/models").json()["data"]}
+        assert shares == {"a": None, "b": None, "live": {"a": 0.75, "b": 0.25}}
+
+
+def test_a_key_is_for_shares_only_where_that_was_said(tmp_path):
+    from rlhf.store import PreferenceStore, access
+
+    with PreferenceStore(str(tmp_path / "keys.db")) as store:
+        plain = access.add_api_token(store.engine, "plain")
+        assert "shares" not in access.program_of(store.engine, plain).scopes
