@@ -155,7 +155,7 @@ def create_app(
     state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
     state.scoring, state.request_seconds = scoring, config.request_timeout_seconds
     state.searches = SearchRunner(
-        engine, scoring, inbox, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
+        engine, scoring, inbox, metrics, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
     state.stop = partial(_stop, state.searches, engine, scoring)

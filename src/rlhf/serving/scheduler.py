@@ -126,7 +126,8 @@ class ServingEngine:
             if self._draining:
                 raise ClosedError("The server is being stopped.")
             if len(self._tickets) >= self.max_requests:
-                self._metrics.refused.inc()
+                if not request.is_part:  # a search tries again
+                    self._metrics.refused.inc()
                 raise QueueFullError(f"{self.max_requests} requests are being answered or waiting already.")
             ticket = _Ticket(request, model, deadline=now + self._timeout_seconds, arrived=now)
             self._tickets[request.id] = ticket
@@ -223,7 +224,8 @@ class ServingEngine:
             if queue:
                 self._waiting[client] = queue  # behind all others
             ticket.joined = time.monotonic()
-            self._metrics.queue_seconds.observe(ticket.joined - ticket.arrived)
+            if not ticket.request.is_part:
+                self._metrics.queue_seconds.observe(ticket.joined - ticket.arrived)
             try:
                 with ticket.model.running():
                     joining = ticket.model.batch.begin(ticket.request)
@@ -313,6 +315,8 @@ class ServingEngine:
         self._metrics.generation_tokens.inc(len(given))
 
     def _timed(self, ticket: _Ticket, now: float) -> None:
+        if ticket.request.is_part:
+            return
         if ticket.first_token is None:
             ticket.first_token = now
             self._metrics.first_token_seconds.observe(now - ticket.arrived)
@@ -324,9 +328,9 @@ class ServingEngine:
     def _over(self, ticket: _Ticket, failure: str | None) -> None:
         """With the lock held."""
         self._tickets.pop(ticket.request.id, None)
-        if failure is None:
+        if failure is None and not ticket.request.is_part:
             self._metrics.request_seconds.observe(time.monotonic() - ticket.arrived)
-        else:
+        elif failure is not None:
             self._metrics.failures.labels(reason=failure).inc()
         if not self._tickets:
             self._changed.notify_all()
