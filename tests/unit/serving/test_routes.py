@@ -196,8 +196,11 @@ def test_a_body_that_is_no_object_is_refused(site, sent: bytes):
     assert "message" in answer.json()["error"]
 
 
-def test_json_that_is_not_called_json_is_refused_with_the_header_that_is_missing(site):
-    answer = site.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
+@pytest.mark.parametrize(
+    "headers", [{}, {"content-type": "text/plain"}, {"content-type": "text/plain; a=application/json"}]
+)
+def test_json_that_is_not_called_json_is_refused_as_any_page_can_send_it(site, headers):
+    answer = site.post(CHAT, content=b"{}", headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
     assert "Content-Type: application/json" in answer.json()["error"]["message"]
 
