@@ -16,7 +16,9 @@ def token(
     store: StoreOption = STORE,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="What it is for: completions, scores, feedback, metrics or shares; may be repeated. By default all but shares."),
+        typer.Option(
+            help="What it is for: completions, scores, feedback, metrics or shares; may be repeated. By default all but shares."
+        ),
     ] = None,
     requests: Annotated[
         str | None,
