@@ -162,9 +162,15 @@ def text_of(err: BaseException) -> str:
         return "(its text can't be read)"
 
 
+LONGEST_NAME = 200
+"""Characters; what is longer is like no name, and megabytes that somebody sent a server would take seconds to compare."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'grpo'?', or an empty string if nothing is close; case and punctuation are ignored."""
     known = list(known)
+    if len(name) > LONGEST_NAME:
+        return ""
     close = [other for other in known if folded(other) == folded(name)] or difflib.get_close_matches(name, known, n=3)
     if not close:
         by_fold = {folded(other): other for other in known}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,13 +12,26 @@ from rlhf.cli.stores import STORE, StoreOption, opened_store
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Of the program that will send events.")], store: StoreOption = STORE
+    name: Annotated[str, typer.Argument(help="Of the program.")],
+    store: StoreOption = STORE,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What it is for: completions, scores, feedback, metrics or shares; may be repeated. By default all but shares."
+        ),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(help="How many requests it may send, such as 60/minute; by default as many as the server says."),
+    ] = None,
 ) -> None:
-    """Make a token for a program that sends production feedback to POST /api/events; an earlier one of that name ends."""
+    """Make a program's token, for POST /api/events and as a key of `rlhf serve --keys`; an earlier one of that name ends."""
     from rlhf.store import access
 
-    with opened_store(store) as opened:
-        print(access.add_api_token(opened.engine, name))
+    if "://" not in store and not Path(store).exists():  # a server that only has keys needs no labeling project first
+        print(f"The store {store} is new.", file=sys.stderr)
+    with opened_store(store, must_exist=False) as opened:
+        print(access.add_api_token(opened.engine, name, scopes=scope or (), requests=requests))
 
 
 def revoke(

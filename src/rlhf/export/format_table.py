@@ -39,6 +39,11 @@ FORMATS: Mapping[str, ExportFormat] = {
         quantizations=("none", "int8"),
         packages=("onnx", "onnxscript", "onnxruntime"),
     ),
+    "torchscript": ExportFormat(
+        writer="torchscript_file:TorchScriptWriter",
+        about="torch.jit.load and libtorch, without a cache",
+        dtypes=("float32",),
+    ),
     "gguf": ExportFormat(
         writer="gguf_file:GGUFWriter",
         about="llama.cpp, Ollama, LM Studio",
@@ -53,7 +58,6 @@ FORMATS: Mapping[str, ExportFormat] = {
 MADE_ELSEWHERE: Mapping[str, str] = {
     "tensorrt": "A TensorRT engine fits one kind of GPU and is built there: export to onnx here and run `trtexec --onnx=model.onnx` on that "
     "machine, or give the safetensors folder to TensorRT-LLM.",
-    "torchscript": "torch has deprecated TorchScript and has no exporter with a key-value cache for it: export to onnx.",
 }
 """Formats that people ask for and this library does not write, with what to do."""
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import limits
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
 from limits.storage import MemoryStorage
@@ -24,9 +24,17 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import ConfigError, RLHFError
 from rlhf.models.model_kind import model_kind
 from rlhf.models.sources import model_source
-from rlhf.serving import chat_page, completion_routes, feedback_routes, responses_routes, score_routes, status_routes
+from rlhf.serving import (
+    chat_page,
+    completion_routes,
+    feedback_routes,
+    responses_routes,
+    score_routes,
+    share_routes,
+    status_routes,
+)
 from rlhf.serving.api_errors import APIError, error_response, plain_error
-from rlhf.serving.client_keys import the_client
+from rlhf.serving.client_keys import MetricsClient
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
@@ -77,7 +85,7 @@ def create_app(
         config: All limits, in place of the two above.
         host_names: Names that the server answers to.
         key_store: Whose tokens are asked for as keys; None lets anyone in.
-        requests: What one key may send.
+        requests: What one key may send that has no limit of its own.
         feedback_store: Where completions and what users say of them are kept; None keeps neither.
         reward: A reward model that scores the share ``config.score_share`` of the completions.
         reference: A file of the evaluation set, which sampled prompts and rewards are compared with.
@@ -97,7 +105,7 @@ def create_app(
     for name, source in (models or {str(model_path): Source(str(model_path))}).items():
         routes.add(name, source)
     engine = ServingEngine(
-        inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_waiting=config.max_concurrent_requests,
+        inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_requests=config.max_concurrent_requests,
         max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
         timeout_seconds=config.request_timeout_seconds,
     )  # fmt: skip
@@ -147,7 +155,7 @@ def create_app(
     state.key_store, state.memory, state.compare_every = key_store, memory, config.compare_every
     state.scoring, state.request_seconds = scoring, config.request_timeout_seconds
     state.searches = SearchRunner(
-        engine, scoring, inbox, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
+        engine, scoring, inbox, metrics, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
     state.stop = partial(_stop, state.searches, engine, scoring)
@@ -162,6 +170,7 @@ def create_app(
     app.include_router(feedback_routes.router)
     app.include_router(chat_page.router)
     app.include_router(status_routes.router)
+    app.include_router(share_routes.router)
     app.mount("/static", StaticFiles(packages=[("rlhf.serving", "static"), ("rlhf.web", "static")]), name="static")
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", _metrics, methods=["GET"])
@@ -253,7 +262,7 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok" if engine.is_taking else "draining"}, 200 if engine.is_taking else 503)
 
 
-async def _metrics(request: Request, client: Annotated[str, Depends(the_client)]) -> Response:
+async def _metrics(request: Request, client: MetricsClient) -> Response:
     metrics: ServingMetrics = request.app.state.metrics
     return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 TYPES: Mapping[int, str] = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable_error",
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    503: "service_unavailable_error",
 }  # fmt: skip
+"""The others are ``invalid_request_error`` below 500, and ``server_error``."""
 
 
 class APIError(Exception):
@@ -44,7 +45,7 @@ class APIError(Exception):
         """What is sent."""
         error = {
             "message": self.message,
-            "type": TYPES.get(self.status, "server_error"),
+            "type": TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error"),
             "param": self.param,
             "code": self.code,
         }

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from rlhf.config.error_messages import shortened
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.message_text import describe
 from rlhf.errors import did_you_mean
@@ -33,8 +34,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 class StreamOptions(BaseModel):
     """What a stream says beyond the completion."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+    """vLLM's."""
 
 
 class ResponseFormat(BaseModel):
@@ -138,6 +142,19 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Body = TypeVar("Body", bound=GenerationBody)
 
 
+def check_json(sent: Any) -> None:
+    """Refuse what is no JSON object.
+
+    Raises:
+        APIError: It is none, or the request's type says so.
+    """
+    if isinstance(sent, bytes):
+        message = "The request does not say that it is JSON; send the header `Content-Type: application/json`."
+        raise APIError(400, message, code="invalid_json")
+    if not isinstance(sent, dict):
+        raise APIError(400, f"The request is {describe(sent)}; wanted a JSON object.", code="invalid_json")
+
+
 def read_body(kind: type[AnyBody], sent: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> AnyBody:
     """A request's body.
 
@@ -149,8 +166,7 @@ def read_body(kind: type[AnyBody], sent: Any, unsupported: Mapping[str, tuple[An
     Raises:
         APIError: It is none; the first fault is named.
     """
-    if not isinstance(sent, dict):
-        raise APIError(400, f"The request is {describe(sent)}; wanted a JSON object.")
+    check_json(sent)
     taken = dict(sent)
     for key, nothing in unsupported.items():
         if key in taken and key not in kind.model_fields:
@@ -211,9 +227,9 @@ def _fault(kind: type[BaseModel], err: ValidationError) -> APIError:
         known: Sequence[str] = list(kind.model_fields)
         return APIError(
             400,
-            f"{where} is not a key of this request.{did_you_mean(where, known)}",
+            f"{shortened(where)} is not a key of this request.{did_you_mean(where, known)}",
             code="unknown_parameter",
-            param=where,
+            param=shortened(where),
         )
     if first["type"] == "missing":
         return APIError(400, f"{where} is missing.", code="missing_required_parameter", param=where)

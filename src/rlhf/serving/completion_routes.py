@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from rlhf.data.message_text import shown
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import ChatBody, CompletionBody, GenerationBody, body_of
 from rlhf.serving.asked_requests import Asked
-from rlhf.serving.client_keys import the_client
+from rlhf.serving.client_keys import AnyClient, CompletionsClient
 from rlhf.serving.completion_memory import Answer, CompletionMemory
 from rlhf.serving.generate_api import Completed, Generation, kept_prompt, prompt_ids, prompt_of
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
@@ -29,7 +30,6 @@ from rlhf.serving.search_answers import SearchedAnswer, searched_answer
 
 router = APIRouter()
 FINGERPRINT = "X-Model-Fingerprint"
-Client = Annotated[str, Depends(the_client)]
 Sent = Annotated[Any, Body()]
 
 
@@ -40,7 +40,7 @@ def generation_of(request: Request) -> Generation:
 
 
 @router.get("/v1/models")
-def models(request: Request, client: Client) -> dict[str, Any]:
+def models(request: Request, client: AnyClient) -> dict[str, Any]:
     """What may be asked for."""
     routes = generation_of(request).routes
     of, shares = routes.models(), routes.shares()
@@ -58,16 +58,16 @@ def models(request: Request, client: Client) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-def one_model(name: str, request: Request, client: Client) -> dict[str, Any]:
+def one_model(name: str, request: Request, client: AnyClient) -> dict[str, Any]:
     """One of them."""
     for model in models(request, client)["data"]:
         if model["id"] == name:
             return dict(model)
-    raise APIError(404, f"There is no model {name!r} here.", code="model_not_found", param="model")
+    raise APIError(404, f"There is no model {shown(name)} here.", code="model_not_found", param="model")
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(sent: Sent, request: Request, client: Client) -> Response:
+async def chat_completions(sent: Sent, request: Request, client: CompletionsClient) -> Response:
     """Continue a conversation."""
     body, generation = body_of(ChatBody, sent), generation_of(request)
     name, model = generation.model(body, body.user or client)
@@ -86,14 +86,14 @@ async def chat_completions(sent: Sent, request: Request, client: Client) -> Resp
 
 
 @router.post("/v1/completions")
-async def completions(sent: Sent, request: Request, client: Client) -> Response:
+async def completions(sent: Sent, request: Request, client: CompletionsClient) -> Response:
     """Continue texts."""
     body, generation = body_of(CompletionBody, sent), generation_of(request)
     name, model = generation.model(body, body.user or client)
     if not body.prompts:
         raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
-    if len(body.prompts) > generation.engine.max_waiting:
-        message = f"prompt holds {len(body.prompts)} prompts; this server takes {generation.engine.max_waiting} requests at once."
+    if len(body.prompts) > generation.engine.max_requests:
+        message = f"prompt holds {len(body.prompts)} prompts; this server takes {generation.engine.max_requests} requests at once."
         raise APIError(400, message, code="invalid_value", param="prompt")
     if not all(body.prompts):
         raise APIError(400, "prompt holds an empty prompt.", code="invalid_value", param="prompt")

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Request
 from starlette.exceptions import HTTPException
 
 from rlhf.data.message_text import describe
 from rlhf.errors import StorageError
 from rlhf.serving.api_errors import APIError
-from rlhf.serving.client_keys import the_client
+from rlhf.serving.client_keys import FeedbackClient
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.store.served_completions import ServedCompletion, served_completion
 from rlhf.store.values import KeyTakenError
@@ -40,9 +40,7 @@ FILLED_IN = frozenset(
 
 
 @router.post("/v1/feedback", status_code=201)
-def feedback(
-    sent: Annotated[Any, Body()], request: Request, client: Annotated[str, Depends(the_client)]
-) -> dict[str, list[str]]:
+def feedback(sent: Annotated[Any, Body()], request: Request, client: FeedbackClient) -> dict[str, list[str]]:
     """Keep one event or a list of them, all or none; gives the ids that exported rows carry."""
     memory: CompletionMemory | None = request.app.state.memory
     if memory is None:

@@ -88,3 +88,5 @@ class GenerationRequest:
     """Whose it is: clients take turns."""
     constraint: Callable[[], Any] | None = None
     """Makes what each completion's tokens must obey; see ``rlhf.serving.constraints``."""
+    is_part: bool = False
+    """Of a search: its client waits for the search, so its times are no client's."""

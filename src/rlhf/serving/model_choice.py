@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from rlhf.data.message_text import shown
 from rlhf.errors import did_you_mean
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.model_routes import ModelRoutes
@@ -35,7 +36,7 @@ def picked(routes: ModelRoutes, name: str, user: str, kind: type[Kind]) -> tuple
         names = routes.names()
         raise APIError(
             404,
-            f"There is no model {name!r} here.{did_you_mean(name, names)} It serves: {', '.join(names)}.",
+            f"There is no model {shown(name)} here.{did_you_mean(name, names)} It serves: {', '.join(names)}.",
             code="model_not_found", param="model",
         ) from None  # fmt: skip
     if not isinstance(model, kind):

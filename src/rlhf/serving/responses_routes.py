@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.asked_requests import Asked
+from rlhf.serving.client_keys import CompletionsClient
 from rlhf.serving.completion_memory import Answer
-from rlhf.serving.completion_routes import FINGERPRINT, Client, Sent, chained, generation_of, kept_answer
+from rlhf.serving.completion_routes import FINGERPRINT, Sent, chained, generation_of, kept_answer
 from rlhf.serving.generate_api import Completed, prompt_ids
 from rlhf.serving.generation import Accepted
 from rlhf.serving.live_traffic import SampledAnswer
@@ -28,7 +29,7 @@ router = APIRouter()
 
 
 @router.post("/v1/responses")
-async def responses(sent: Sent, request: Request, client: Client) -> Response:
+async def responses(sent: Sent, request: Request, client: CompletionsClient) -> Response:
     """Answer a text, or a conversation."""
     body, generation = responses_body(sent), generation_of(request)
     name, model = generation.model(body, body.user or body.safety_identifier or client)

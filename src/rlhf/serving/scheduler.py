@@ -28,7 +28,7 @@ IDLE_SECONDS = 0.5
 
 
 class QueueFullError(RLHFError):
-    """More requests wait than are taken."""
+    """There are as many requests as are taken."""
 
 
 class ClosedError(RLHFError):
@@ -61,7 +61,7 @@ class ServingEngine:
         deliver: Gets all events.
         metrics: Told of everything.
         max_batch_size: Completions sampled side by side.
-        max_waiting: Requests that wait to be sampled; a further one is refused.
+        max_requests: Requests that wait or are sampled; a further one is refused.
         max_cache_tokens: Tokens of prompts and completions whose keys and values are held at once.
         chunk_tokens: Prompt tokens read between two decoding steps while others are being answered.
         timeout_seconds: For one request, waiting included.
@@ -73,13 +73,13 @@ class ServingEngine:
         metrics: ServingMetrics,
         *,
         max_batch_size: int = 32,
-        max_waiting: int = 100,
+        max_requests: int = 100,
         max_cache_tokens: int = 131_072,
         chunk_tokens: int = 512,
         timeout_seconds: float = 600.0,
     ) -> None:
         self._deliver, self._metrics = deliver, metrics
-        self.max_batch_size, self.max_waiting, self.max_cache_tokens = max_batch_size, max_waiting, max_cache_tokens
+        self.max_batch_size, self.max_requests, self.max_cache_tokens = max_batch_size, max_requests, max_cache_tokens
         self._chunk_tokens, self._timeout_seconds = chunk_tokens, timeout_seconds
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[_Ticket]] = OrderedDict()
@@ -125,9 +125,10 @@ class ServingEngine:
         with self._changed:
             if self._draining:
                 raise ClosedError("The server is being stopped.")
-            if sum(map(len, self._waiting.values())) >= self.max_waiting:
-                self._metrics.refused.inc()
-                raise QueueFullError(f"{self.max_waiting} requests are waiting already.")
+            if len(self._tickets) >= self.max_requests:
+                if not request.is_part:  # a search tries again
+                    self._metrics.refused.inc()
+                raise QueueFullError(f"{self.max_requests} requests are being answered or waiting already.")
             ticket = _Ticket(request, model, deadline=now + self._timeout_seconds, arrived=now)
             self._tickets[request.id] = ticket
             self._waiting.setdefault(request.client, deque()).append(ticket)
@@ -223,7 +224,8 @@ class ServingEngine:
             if queue:
                 self._waiting[client] = queue  # behind all others
             ticket.joined = time.monotonic()
-            self._metrics.queue_seconds.observe(ticket.joined - ticket.arrived)
+            if not ticket.request.is_part:
+                self._metrics.queue_seconds.observe(ticket.joined - ticket.arrived)
             try:
                 with ticket.model.running():
                     joining = ticket.model.batch.begin(ticket.request)
@@ -313,6 +315,8 @@ class ServingEngine:
         self._metrics.generation_tokens.inc(len(given))
 
     def _timed(self, ticket: _Ticket, now: float) -> None:
+        if ticket.request.is_part:
+            return
         if ticket.first_token is None:
             ticket.first_token = now
             self._metrics.first_token_seconds.observe(now - ticket.arrived)
@@ -324,9 +328,9 @@ class ServingEngine:
     def _over(self, ticket: _Ticket, failure: str | None) -> None:
         """With the lock held."""
         self._tickets.pop(ticket.request.id, None)
-        if failure is None:
+        if failure is None and not ticket.request.is_part:
             self._metrics.request_seconds.observe(time.monotonic() - ticket.arrived)
-        else:
+        elif failure is not None:
             self._metrics.failures.labels(reason=failure).inc()
         if not self._tickets:
             self._changed.notify_all()

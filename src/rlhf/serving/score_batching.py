@@ -30,6 +30,7 @@ class _Job:
     scorer: ServedScorer
     groups: Sequence[Group]
     arrived: float
+    is_part: bool
     future: Future[Tensor] = field(default_factory=Future)
     num_taken: int = 0
     """Groups that are in a pass, or were in one."""
@@ -76,8 +77,16 @@ class ScoringEngine:
         with self._changed:
             return len(self._running)
 
-    def submit(self, scorer: ServedScorer, groups: Sequence[Group], *, client: str = "") -> Future[Tensor]:
+    def submit(
+        self, scorer: ServedScorer, groups: Sequence[Group], *, client: str = "", is_part: bool = False
+    ) -> Future[Tensor]:
         """Queue rows that fit the model.
+
+        Args:
+            scorer: The model.
+            groups: The rows.
+            client: Clients take turns.
+            is_part: Of a search: its times are no client's.
 
         Returns:
             The model's outputs [K, C], see ``rlhf.rewards.model_reward.ModelReward``.
@@ -86,14 +95,15 @@ class ScoringEngine:
             QueueFullError: Too much waits.
             ClosedError: No more is taken.
         """
-        job = _Job(scorer, groups, time.monotonic())
+        job = _Job(scorer, groups, time.monotonic(), is_part)
         with self._changed:
             if self._draining:
                 raise ClosedError("The server is being stopped.")
             waiting = [each for queue in self._waiting.values() for each in queue]
             tokens = sum(each.num_tokens for each in waiting)
             if len(waiting) >= self.max_waiting or (waiting and tokens + job.num_tokens > self.max_waiting_tokens):
-                self._metrics.refused.inc()
+                if not is_part:  # a search tries again
+                    self._metrics.refused.inc()
                 raise QueueFullError(f"{len(waiting)} requests of {tokens:,} tokens are waiting already.")
             self._waiting.setdefault(client, deque()).append(job)
             self._changed.notify_all()
@@ -150,7 +160,7 @@ class ScoringEngine:
                     room = job.scorer.reward.max_tokens
                 elif group.num_tokens > room:
                     continue
-                if not job.num_taken:
+                if not job.num_taken and not job.is_part:
                     self._metrics.queue_seconds.observe(time.monotonic() - job.arrived)
                 taken.append((job, group))
                 room, took = room - group.num_tokens, True
@@ -198,7 +208,8 @@ class ScoringEngine:
         for (job, _), part in zip(taken, parts, strict=True):
             job.parts.append(part)
             if len(job.parts) == len(job.groups):
-                self._metrics.request_seconds.observe(time.monotonic() - job.arrived)
+                if not job.is_part:
+                    self._metrics.request_seconds.observe(time.monotonic() - job.arrived)
                 _finish(job, torch.cat(job.parts, dim=1))
         self._metrics.scored_tokens.inc(sum(group.num_tokens for _, group in taken))
 

@@ -23,7 +23,7 @@ from rlhf.data.message_text import describe
 from rlhf.errors import RLHFError
 from rlhf.rewards.types import TextCompletion
 from rlhf.serving.api_errors import APIError
-from rlhf.serving.api_requests import read_body
+from rlhf.serving.api_requests import check_json, read_body
 from rlhf.serving.served_scorer import ServedScorer
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -143,8 +143,7 @@ def score_body(sent: Any) -> ScoreBody:
     Raises:
         APIError: It is of none; the first fault is named.
     """
-    if not isinstance(sent, dict):
-        raise APIError(400, f"The request is {describe(sent)}; wanted a JSON object.")
+    check_json(sent)
     for keys, form in FORMS.items():
         if set(keys) <= set(sent):
             return read_body(form, sent, {} if form is ServiceCall else UNSUPPORTED)

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from rlhf.rewards.steps import ProcessReward
 from rlhf.serving.answer_waiting import answered, refused
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import read_body
-from rlhf.serving.client_keys import the_client
+from rlhf.serving.client_keys import ScoresClient
 from rlhf.serving.model_choice import picked_scorer
 from rlhf.serving.prompt_reading import beside_streams, size_of
 from rlhf.serving.scheduler import ClosedError, QueueFullError
@@ -39,7 +39,6 @@ from rlhf.serving.score_requests import (
 from rlhf.serving.served_scorer import ServedScorer
 
 router = APIRouter()
-Client = Annotated[str, Depends(the_client)]
 Sent = Annotated[Any, Body()]
 FINGERPRINT = "X-Model-Fingerprint"
 NOT_FINITE = "The model gave a score that is not finite: its weights may be damaged."
@@ -92,7 +91,7 @@ class Scored:
 
 @router.post("/v1/score")
 @router.post("/score")
-async def score(sent: Sent, request: Request, client: Client) -> Response:
+async def score(sent: Sent, request: Request, client: ScoresClient) -> Response:
     """Score completions of prompts, in the form in which they were sent."""
     body = score_body(sent)
     scored = await _scored(request, body, client)
@@ -106,7 +105,7 @@ async def score(sent: Sent, request: Request, client: Client) -> Response:
 
 @router.post("/v1/rerank")
 @router.post("/rerank")
-async def rerank(sent: Sent, request: Request, client: Client) -> Response:
+async def rerank(sent: Sent, request: Request, client: ScoresClient) -> Response:
     """Order the completions of one prompt by their scores."""
     body = read_body(RerankBody, sent, UNSUPPORTED)
     scored = await _scored(request, body, client)

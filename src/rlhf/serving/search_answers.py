@@ -88,7 +88,7 @@ def searched_answer(
     sampling = sampling_of(body, model, prompt.ids)
     common = GenerationRequest(
         id="", prompt=prompt.ids, sampling=sampling, seed=seed, logit_bias=biases(body, model.vocabulary), ignore_eos=body.ignore_eos,
-        client=client,
+        client=client, is_part=True,
     )  # fmt: skip
     searched = SearchedAnswer(
         state.searches,

@@ -28,6 +28,7 @@ from rlhf.serving.api_errors import APIError
 from rlhf.serving.generation import GenerationRequest
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.live_sampler import RETRY_SECONDS, LiveSampler, SearchEndedError
+from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.scheduler import QueueFullError, ServingEngine
 from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.search_requests import SearchBody
@@ -56,6 +57,7 @@ class SearchRunner:
         engine: Samples.
         scoring: Scores.
         inbox: Where the engine's events arrive.
+        metrics: Told how long each took.
         max_searches: At once; a further one is refused.
         max_tokens: That one search may sample.
         seconds: That one search may take.
@@ -66,12 +68,13 @@ class SearchRunner:
         engine: ServingEngine,
         scoring: ScoringEngine,
         inbox: Inbox,
+        metrics: ServingMetrics,
         *,
         max_searches: int,
         max_tokens: int,
         seconds: float,
     ) -> None:
-        self._engine, self._scoring, self._inbox = engine, scoring, inbox
+        self._engine, self._scoring, self._inbox, self._metrics = engine, scoring, inbox, metrics
         self._max_searches, self._max_tokens, self._seconds = max_searches, max_tokens, seconds
         # threads of its own: those of asyncio read prompts and keep completions for everybody
         self._threads = ThreadPoolExecutor(max_searches, thread_name_prefix="rlhf-search")
@@ -98,9 +101,12 @@ class SearchRunner:
                 message = f"{self._max_searches} searches are under way already. Send it again in a moment."
                 raise APIError(429, message, code="queue_full", retry_after=1)
             self._running.add(sampler)
+        began = time.monotonic()
         future = self._threads.submit(self._searched, asked, sampler)
         try:
-            return await answered(http, future, self._seconds)
+            result = await answered(http, future, self._seconds)
+            self._metrics.request_seconds.observe(time.monotonic() - began)
+            return result
         except SearchEndedError as err:
             raise APIError(503, str(err), code="canceled") from None
         finally:
@@ -163,7 +169,7 @@ class _Queue:
     def outputs(self, groups: Sequence[Group]) -> Tensor:
         while True:
             try:
-                return self.scoring.submit(self.scorer, groups, client=self.client).result()
+                return self.scoring.submit(self.scorer, groups, client=self.client, is_part=True).result()
             except QueueFullError:
                 time.sleep(RETRY_SECONDS)
 

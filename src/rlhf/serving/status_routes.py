@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rlhf.serving.chat_page import templates
-from rlhf.serving.client_keys import the_client
+from rlhf.serving.client_keys import MetricsClient
 from rlhf.serving.live_traffic import LiveTraffic
 from rlhf.serving.metrics_history import Look, MetricsHistory
 from rlhf.serving.model_routes import ModelRoutes
@@ -37,7 +37,7 @@ def page(request: Request) -> Response:
 
 
 @router.get("/v1/status")
-def status(request: Request, client: Annotated[str, Depends(the_client)]) -> dict[str, Any]:
+def status(request: Request, client: MetricsClient) -> dict[str, Any]:
     """Latencies, throughput, the queue, caches, how completions ended, feedback, models and their shares."""
     state = request.app.state
     history: MetricsHistory = state.history

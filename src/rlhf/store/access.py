@@ -7,7 +7,9 @@ The secrets made here are 256 random bits, which nobody can guess, so SHA-256 is
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from rlhf.errors import ConfigError, DataError
+from rlhf.errors import ConfigError, DataError, did_you_mean
 from rlhf.store.database import reading, write, writing
 from rlhf.store.tables import (
     EXPIRED,
@@ -31,6 +33,10 @@ from rlhf.store.values import is_name, shortened
 
 API_TOKEN_PREFIX = "rlhf_"
 """So that a token that was published by mistake is known for one."""
+DEFAULT_SCOPES = ("completions", "scores", "feedback", "metrics")
+"""What a program is let in for where nothing is said."""
+TOKEN_SCOPES = (*DEFAULT_SCOPES, "shares")
+"""What a program may be let in for; who changes shares decides for all users, so that is said."""
 SIGNING_KEY = "signing_key"
 """The setting that tells which key signs links."""
 
@@ -44,6 +50,17 @@ class Person:
     active: bool
     secret_hash: str | None
     """Of a password, by argon2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program whose token came along."""
+
+    name: str
+    scopes: frozenset[str]
+    """What it is let in for, of ``TOKEN_SCOPES``."""
+    requests: str | None
+    """How many it may send, such as ``60/minute``; None for as many as the server says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,17 +237,36 @@ def set_password_hash(engine: Engine, name: str, secret_hash: str | None, *, bes
         _end_all(session, row.number, besides=besides)
 
 
-def add_api_token(engine: Engine, name: str) -> str:
+def add_api_token(engine: Engine, name: str, *, scopes: Collection[str] = (), requests: str | None = None) -> str:
     """A program's token, shown once; one that was given under this name before stops working.
 
+    Args:
+        engine: Of the store.
+        name: Of the program.
+        scopes: What it is let in for, of ``TOKEN_SCOPES``; none for ``DEFAULT_SCOPES``.
+        requests: How many it may send, such as ``60/minute``; None for as many as the server says.
+
     Raises:
-        ConfigError: The name is none.
+        ConfigError: The name or a scope is none, or the number of requests is written in another way.
     """
     if not is_name(name):
         raise ConfigError(f"A token's name has 1 to 64 characters and is printable; got {shortened(name)}.")
+    for scope in scopes:
+        if scope not in TOKEN_SCOPES:
+            raise ConfigError(
+                f"{shortened(scope)} is no scope of a token.{did_you_mean(scope, TOKEN_SCOPES)} Wanted {', '.join(TOKEN_SCOPES)}."
+            )
+    if requests is not None and not re.fullmatch(r"[1-9][0-9]{0,8}/(second|minute|hour|day)", requests):
+        raise ConfigError(
+            f"A token's requests are written as 60/minute (second, hour, day); got {shortened(requests)}."
+        )
     secret = API_TOKEN_PREFIX + secrets.token_urlsafe(32)
+    row = ApiTokenRow(
+        name=name, secret_hash=_digest(secret), active=True, made_at=datetime.now(UTC), scopes=sorted(scopes) or None,
+        requests=requests,
+    )  # fmt: skip
     with writing(engine) as session:
-        session.merge(ApiTokenRow(name=name, secret_hash=_digest(secret), active=True, made_at=datetime.now(UTC)))
+        session.merge(row)
     return secret
 
 
@@ -247,12 +283,15 @@ def revoke_api_token(engine: Engine, name: str) -> None:
         row.active = False
 
 
-def api_token_name(engine: Engine, secret: str) -> str | None:
+def program_of(engine: Engine, secret: str) -> Program | None:
     """Which program a token is of; None where it is nobody's or was revoked."""
     with reading(engine) as session:
-        return session.scalar(
-            sa.select(ApiTokenRow.name).where(ApiTokenRow.secret_hash == _digest(secret), ApiTokenRow.active)
+        row = session.scalar(
+            sa.select(ApiTokenRow).where(ApiTokenRow.secret_hash == _digest(secret), ApiTokenRow.active)
         )
+    if row is None:
+        return None
+    return Program(name=row.name, scopes=frozenset(row.scopes or DEFAULT_SCOPES), requests=row.requests)
 
 
 def api_tokens(engine: Engine) -> list[tuple[str, bool, datetime]]:

@@ -236,10 +236,14 @@ class ForgottenRow(Base):
 
 
 class ApiTokenRow(Base):
-    """A program that may send events."""
+    """A program that may send events, or ask a server for completions and scores."""
 
     __tablename__ = "api_tokens"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
     active: Mapped[bool] = mapped_column(default=True)
     made_at: Mapped[datetime] = mapped_column(Moment)
+    scopes: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    """What it is let in for, a list; null for what all are."""
+    requests: Mapped[str | None] = mapped_column(String(32))
+    """How many it may send, such as 60/minute; null for as many as the server says."""

@@ -193,19 +193,23 @@ def the_program(request: Request, gate: Annotated[Gate, Depends(the_gate)]) -> s
     """The name of the program whose token came along.
 
     Raises:
-        HTTPException: 401, for no token or one that is not valid; 429, where too many come.
+        HTTPException: 401, for no token or one that is not valid; 403, for one that is not for feedback; 429, where too many come.
     """
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    name = access.api_token_name(gate.store.engine, secret.strip()) if scheme.lower() == "bearer" and secret else None
-    if name is None:
+    program = access.program_of(gate.store.engine, secret.strip()) if scheme.lower() == "bearer" and secret else None
+    if program is None:
         gate.limit(gate.settings.signin_tries, "token-from", client_address(request), times=10)
         raise HTTPException(
             401,
             "Events come with the header `Authorization: Bearer TOKEN`; the owner makes tokens with `rlhf feedback token NAME`.",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    gate.limit(gate.settings.events, "events", name)
-    return name
+    if "feedback" not in program.scopes:
+        raise HTTPException(
+            403, f"The token of {program.name!r} is not for feedback; its owner can make one with --scope feedback."
+        )
+    gate.limit(program.requests or gate.settings.events, "events", program.name)
+    return program.name
 
 
 def checked_events(sent: Any) -> list[Event]:

@@ -78,15 +78,27 @@ def test_what_the_command_does_not_take_of_a_file_is_said(tmp_path, capsys):
     )
 
 
+def test_keys_need_no_labeling_project_and_a_new_store_is_told_beside_the_key(tmp_path, capsys):
+    place = str(tmp_path / "keys.db")
+    people.token("app", store=place, scope=["metrics"], requests="5/second")
+    said = capsys.readouterr()
+    with PreferenceStore(place) as store:
+        program = access.program_of(store.engine, said.out.strip())
+    assert (program.name, program.scopes, program.requests) == ("app", {"metrics"}, "5/second")
+    assert place in said.err
+    people.token("other", store=place)
+    assert not capsys.readouterr().err
+
+
 def test_a_token_is_made_and_people_are_shut_out_and_let_in_again(tmp_path, capsys):
     place = str(tmp_path / "s.db")
     with PreferenceStore(place) as store:
         store.add_annotator("ann")
         people.token("chat", store=place)
         secret = capsys.readouterr().out.strip()
-        assert access.api_token_name(store.engine, secret) == "chat"
+        assert access.program_of(store.engine, secret).name == "chat"
         people.revoke("chat", store=place, is_token=True)
-        assert access.api_token_name(store.engine, secret) is None
+        assert access.program_of(store.engine, secret) is None
         people.revoke("ann", store=place)
         assert not access.person(store.engine, "ann").active
         people.restore_access("ann", store=place)

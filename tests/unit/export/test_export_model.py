@@ -123,7 +123,7 @@ def test_a_reward_model_gives_the_same_scores_from_its_new_folder(tmp_path, poli
     [
         ({"format": "ggfu"}, UnknownNameError, "gguf"),
         ({"format": "tensorrt"}, ConfigError, "trtexec"),
-        ({"format": "torchscript"}, ConfigError, "onnx"),
+        ({"format": "torchscript", "quantization": "int8"}, ConfigError, "onnx"),
         ({"format": "safetensors", "quantization": "int8"}, ConfigError, "torchao"),
         ({"format": "onnx", "quantization": "q4_0"}, ConfigError, "gguf can"),
         ({"format": "onnx", "dtype": "float16"}, ConfigError, "float16"),

@@ -128,6 +128,7 @@ def test_a_repeated_event_is_kept_once_and_a_corrected_one_counts(site, store):
     assert say(site, "k1", "thumbs", given["id"], up=True).json() == first.json()
     taken = say(site, "k1", "thumbs", given["id"], up=False)
     assert (taken.status_code, taken.json()["error"]["code"]) == (409, "key_taken")
+    assert taken.json()["error"]["type"] == "invalid_request_error"
     say(site, "k2", "thumbs", given["id"], up=False)
     mine = [event for event in store.events() if event.completion_id == given["id"]]
     assert [row["label"] for row in rows_of_events(mine).rows] == [False]

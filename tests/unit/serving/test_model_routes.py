@@ -168,3 +168,85 @@ def test_with_keys_nobody_comes_in_without_one(folders, tmp_path):
             assert statuses == [200, 200, 200, 200, 429]
             access.revoke_api_token(store.engine, "app")
             assert site.get("/v1/models", headers=given).status_code == 401
+
+
+SCOPED = [
+    ("completions", "/v1/chat/completions"), ("completions", "/v1/completions"), ("completions", "/v1/responses"), ("scores", "/v1/score"),
+    ("scores", "/v1/rerank"), ("shares", "/v1/shares/live"), ("feedback", "/v1/feedback"), ("metrics", "/metrics"), ("metrics", "/v1/status"),
+]  # fmt: skip
+
+
+def test_a_key_is_let_in_for_its_scopes_and_for_no_others(folders, tmp_path):
+    from rlhf.store import PreferenceStore, access
+
+    with PreferenceStore(str(tmp_path / "keys.db")) as store:
+        keys = {scope: access.add_api_token(store.engine, scope, scopes=[scope]) for scope in access.TOKEN_SCOPES}
+        app = create_app(models={"m": Source(str(folders[0]))}, config=ServingConfig(compiled=False), key_store=store)
+        with TestClient(app) as site:
+            for of_route, path in SCOPED:
+                for scope, key in keys.items():
+                    method = {"metrics": "GET", "shares": "PUT"}.get(of_route, "POST")
+                    answer = site.request(method, path, headers={"authorization": f"Bearer {key}"})
+                    if scope == of_route:
+                        assert answer.status_code != 403, (path, answer.text)
+                    else:
+                        error = answer.json()["error"]
+                        assert (answer.status_code, error["code"]) == (403, "insufficient_permissions"), (path, scope)
+                        assert (error["type"], f"--scope {of_route}" in error["message"]) == ("permission_error", True)
+            for key in keys.values():
+                assert site.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_every_route_but_health_and_the_pages_asks_for_a_key(folders, tmp_path):
+    from rlhf.store import PreferenceStore
+
+    with PreferenceStore(str(tmp_path / "keys.db")) as store:
+        app = create_app(models={"m": Source(str(folders[0]))}, config=ServingConfig(compiled=False), key_store=store)
+        with TestClient(app) as site:
+            routes = {(path, method) for path, item in _operations(app) for method in item}
+            open_routes = {path for path, method in routes if site.request(method, path).status_code != 401}
+    assert len(routes) > 10
+    assert open_routes == {"/", "/health", "/status"}
+
+
+def _operations(app):
+    from fastapi.openapi.utils import get_openapi
+
+    return get_openapi(title="", version="", routes=app.routes)["paths"].items()
+
+
+def test_a_key_with_a_limit_of_its_own_is_told_when_it_may_come_again(folders, tmp_path):
+    from rlhf.store import PreferenceStore, access
+
+    with PreferenceStore(str(tmp_path / "keys.db")) as store:
+        few = access.add_api_token(store.engine, "few", requests="2/minute")
+        many = access.add_api_token(store.engine, "many")
+        app = create_app(models={"m": Source(str(folders[0]))}, config=ServingConfig(compiled=False), key_store=store)
+        with TestClient(app) as site:
+            answers = [site.get("/v1/models", headers={"authorization": f"Bearer {few}"}) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+            assert 1 <= int(answers[2].headers["retry-after"]) <= 61
+            assert site.get("/v1/models", headers={"authorization": f"Bearer {many}"}).status_code == 200
+
+
+def test_shares_are_changed_while_the_server_runs_and_faults_are_named(folders):
+    models = {"a": Source(str(folders[0])), "b": Source(str(folders[1]))}
+    with TestClient(create_app(models=models, config=ServingConfig(compiled=False))) as site:
+        assert site.put("/v1/shares/live", json={"a": 1, "b": 0}).json() == {"name": "live", "of": {"a": 1.0, "b": 0.0}}
+        body = {"model": "live", "prompt": "x", "max_tokens": 1}
+        assert {site.post("/v1/completions", json={**body, "user": f"u{i}"}).json()["model"] for i in range(8)} == {"a"}
+        assert site.put("/v1/shares/live", json={"a": 3, "b": 1}).json()["of"] == {"a": 0.75, "b": 0.25}
+        for sent in ({"c": 1}, {"a": -1}, {"a": "much"}, {"a": True}, {"a": 0}, {}):
+            answer = site.put("/v1/shares/live", json=sent)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+        assert site.put("/v1/shares/a", json={"b": 1}).status_code == 400
+        shares = {model["id"]: model["shares"] for model in site.get("/v1/models").json()["data"]}
+        assert shares == {"a": None, "b": None, "live": {"a": 0.75, "b": 0.25}}
+
+
+def test_a_key_is_for_shares_only_where_that_was_said(tmp_path):
+    from rlhf.store import PreferenceStore, access
+
+    with PreferenceStore(str(tmp_path / "keys.db")) as store:
+        plain = access.add_api_token(store.engine, "plain")
+        assert "shares" not in access.program_of(store.engine, plain).scopes

@@ -147,6 +147,8 @@ def test_json_follows_its_schema(site):
         ({"logit_bias": {"999999": 1}}, 400, "invalid_value", "logit_bias"),
         ({"top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "invalid_value", "stream_options"),
+        ({"stream": True, "stream_options": {"every": 2}}, 400, "unknown_parameter", "stream_options.every"),
         ({"response_format": {"type": "json_schema"}}, 400, "missing_required_parameter", "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, 400, "invalid_value", "response_format"),
     ],
@@ -192,6 +194,29 @@ def test_a_body_that_is_no_object_is_refused(site, sent: bytes):
     answer = site.post(CHAT, content=sent, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert "message" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"content-type": "text/plain"}, {"content-type": "text/plain; a=application/json"}]
+)
+def test_json_that_is_not_called_json_is_refused_as_any_page_can_send_it(site, headers):
+    answer = site.post(CHAT, content=b"{}", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("keys", [{"model": "a" * 2_000_000}, {"a" * 2_000_000: 1}])
+def test_names_of_megabytes_are_refused_at_once_and_not_sent_back(site, keys):
+    began = time.process_time()
+    answer = ask(site, **keys)
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 2000
+    assert time.process_time() - began < 0.5  # they were compared with the known ones for seconds
+
+
+def test_an_error_of_the_client_is_never_called_one_of_the_server(site):
+    answer = site.get(CHAT)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
 
 
 def test_other_addresses_and_other_names_of_the_server_are_refused_in_the_same_form(site):

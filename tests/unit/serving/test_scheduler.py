@@ -140,8 +140,9 @@ def submit_until_refused(engine, model, ids: list[int]) -> None:
         engine.submit(model, ask(f"r{number}", ids, max_new_tokens=LONG))
 
 
-def test_a_full_queue_refuses(model, start):
-    engine = start(max_batch_size=1, max_waiting=2)
+@pytest.mark.parametrize("max_batch_size", [1, 32])
+def test_more_requests_than_are_taken_are_refused_whether_they_wait_or_are_sampled(model, start, max_batch_size):
+    engine = start(max_batch_size=max_batch_size, max_requests=2)
     (ids,) = prompts(5)
     with pytest.raises(QueueFullError):
         submit_until_refused(engine, model, ids)

@@ -93,6 +93,7 @@ def test_a_row_that_breaks_a_pass_breaks_its_own_request_alone(engine, scorer):
     assert good.result(10).tolist() == [[4.0, 5.0]]
     with pytest.raises(RuntimeError, match="no such token"):
         bad.result(10)
+    assert engine.stop(10)  # a pass is over a moment after its results are out
     assert (engine.num_waiting, engine.num_running) == (0, 0)
 
 

@@ -155,3 +155,20 @@ def test_a_search_whose_client_leaves_ends(folders):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "canceled")
         assert not app.state.searches._running
         assert app.state.engine.drain(20)
+
+
+def test_the_times_of_a_server_are_those_of_clients_and_not_of_what_a_search_samples(folders):
+    app = app_of(folders)
+    with TestClient(app) as site:
+        assert ask(site, BEST_OF_4).status_code == 200
+        told = site.get("/v1/status").json()
+    counts = {name: of["since_start"]["count"] for name, of in told["latency_seconds"].items()}
+    assert counts == {"time_to_first_token": 0, "time_per_token": 0, "end_to_end": 1, "waiting": 0}
+    assert sum(told["finish_reasons"].values()) == 4
+
+
+def test_a_search_that_waits_for_room_is_not_counted_as_refused(folders):
+    app = app_of(folders, max_concurrent_requests=1)
+    with TestClient(app) as site:
+        assert ask(site, BEST_OF_4).status_code == 200
+        assert site.get("/v1/status").json()["refused"] == 0

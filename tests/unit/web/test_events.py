@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rlhf.errors import ConfigError
 from rlhf.store import access
 from rlhf.web import events
 from tests.fixtures.annotation_site import Site
@@ -204,6 +205,21 @@ def test_a_program_that_sends_too_much_is_told_when_to_go_on(tmp_path):
     site.close()
     assert [answer.status_code for answer in answers] == [201, 201, 429]
     assert 0 < int(answers[2].headers["retry-after"]) <= 60
+
+
+def test_a_token_that_is_for_something_else_sends_no_events(site):
+    for scopes, status in ((["completions"], 403), (["completions", "feedback"], 201)):
+        token = access.add_api_token(site.store.engine, "chat", scopes=scopes)
+        answer = site.client().post("/api/events", json=THUMBS, headers={"authorization": f"Bearer {token}"})
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("what", "named"), [({"scopes": ["feedbak"]}, "feedback"), ({"requests": "often"}, "60/minute")]
+)
+def test_scopes_and_limits_that_are_none_are_refused_when_the_token_is_made(site, what, named):
+    with pytest.raises(ConfigError, match=named):
+        access.add_api_token(site.store.engine, "chat", **what)
 
 
 def test_any_text_that_is_text_can_be_kept(place):

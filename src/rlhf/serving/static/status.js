@@ -169,7 +169,7 @@ async function ask() {
     told(`Read at ${new Date().toLocaleTimeString()}`, false);
   } catch (error) {
     told(error.message, true);
-    if (error.status === 401) askForKey(key() !== "");
+    if (error.status === 401 || error.status === 403) askForKey(key() !== "");
   }
 }
 

@@ -1,0 +1,40 @@
+"""``PUT /v1/shares/{name}``: how the requests of a name are shared out, changed while the server runs.
+
+{"champion": 0.8, "challenger": 0.2}
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+
+from rlhf.data.message_text import describe
+from rlhf.errors import ConfigError
+from rlhf.serving.api_errors import APIError
+from rlhf.serving.api_requests import check_json
+from rlhf.serving.client_keys import SharesClient
+from rlhf.serving.model_routes import ModelRoutes
+
+log = logging.getLogger(__name__)
+router = APIRouter()
+
+
+@router.put("/v1/shares/{name:path}")
+def change_shares(name: str, sent: Annotated[Any, Body()], request: Request, client: SharesClient) -> dict[str, Any]:
+    """Only users whose share changed move; a name that shares nothing yet begins to. Gives the shares, which sum to 1."""
+    check_json(sent)
+    for other, share in sent.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share):
+            message = f"The share of {describe(other)} is {describe(share)}; wanted a number, such as 0.2."
+            raise APIError(400, message, code="invalid_value", param=other[:100])
+    routes: ModelRoutes = request.app.state.routes
+    try:
+        routes.share(name, sent)
+    except ConfigError as err:
+        raise APIError(400, str(err), code="invalid_value") from None
+    of = routes.shares()[name]
+    log.info("shares of %r changed to %s", name, of)
+    return {"name": name, "of": of}
