@@ -28,7 +28,7 @@ from rlhf.rollout.environments import (
 from rlhf.rollout.episodes import EpisodeEngine
 from rlhf.rollout.turns import Turns
 
-TOOLS = "tools"
+TOOLS: Final = "tools"
 """Column that a chat template's tools stand in."""
 
 

@@ -80,7 +80,8 @@ def _check_template(review: Review, stage: PolicyStage, row: PromptRow, tools: S
         choose_tool_format(getattr(stage.environment, "tool_format", "auto"), tokenizer, has_messages=True)
     with review.at("model.chat_template"):
         columns = {**row.columns, "tools": tools}
-        prompt_with_tools(tokenizer, Prompt(row.id, [], "", columns, list(row.prompt)), allowed=stage.allow_lost_fields)
+        messages = [] if isinstance(row.prompt, str) else list(row.prompt)
+        prompt_with_tools(tokenizer, Prompt(row.id, [], "", columns, messages), allowed=stage.allow_lost_fields)
 
 
 def check_ends_of_turns(review: Review, stage: PolicyStage) -> None:
