@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from benchmarks.peer.environments import prepare
 from benchmarks.serving.load import Load, measure, warm
 from benchmarks.serving.model import requests, write_model
 from benchmarks.serving.servers import SERVERS, Server, running
-from rlhf.files import write_json, write_text
+from rlhf.files import write_text
 from rlhf.formatting import rounded
 from rlhf.pipeline.manifest import machine, versions
 
@@ -76,7 +77,6 @@ def main() -> None:
     text = page(document, options)
     if options.write:
         write_text(options.write, text)
-        write_json(options.write.with_suffix(".json"), document)
     else:
         print(text)
 
@@ -125,8 +125,9 @@ def page(document: Mapping[str, Any], options: argparse.Namespace) -> str:
         "",
         "<!-- written by benchmarks/serving; do not edit by hand -->",
         "",
-        f"Made by `python -m benchmarks.serving --rounds {options.rounds} --window {options.window:g} --write {options.write}` on "
-        f"{described['cpu']}, {described['cores']} cores; " + ", ".join(f"{k} {v}" for k, v in document["versions"].items()) + ".",
+        f"Made by `{shlex.join(['python', '-m', 'benchmarks.serving', *sys.argv[1:]])}` on {described['cpu']}, {described['cores']} cores; "
+        + ", ".join(f"{name} {number}" for name, number in document["versions"].items())
+        + ".",
         "",
         *(__doc__ or "").split("\n\n")[2].splitlines(),
         "",
@@ -205,7 +206,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=4.0, metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--bench", type=Path, default=ROOT / ".bench", help="where environments and the model are kept")
-    parser.add_argument("--write", type=Path, help="the page, and the same name with .json")
+    parser.add_argument("--write", type=Path, help="the page")
     return parser.parse_args()
 
 
