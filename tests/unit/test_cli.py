@@ -83,7 +83,7 @@ COMMANDS = {
     "feedback formats": "--json",
     "feedback report": "--store --classes --smoothing --right-prior --json",
     "feedback invite": "NAME --store --owner --url",
-    "feedback token": "NAME --store",
+    "feedback token": "NAME --store --scope --requests",
     "feedback revoke": "NAME --store --token",
     "feedback restore-access": "NAME --store",
     "feedback guidelines": "FILE --store --json",
