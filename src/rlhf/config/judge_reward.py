@@ -90,7 +90,7 @@ RESERVED = ("unparsed", "first_preferred")
 def _rubric(value: Any) -> Any:
     """A rubric's settings; a text names their file, with which all that is wrong is said, and a list is one of criteria."""
     if isinstance(value, str | Path):
-        tree = read_yaml(Path(value))
+        tree: Any = read_yaml(Path(value))
         tree = {"criteria": tree} if isinstance(tree, list) else tree
         if not isinstance(tree, Mapping):
             return tree
