@@ -31,7 +31,7 @@ COMMANDS = {
     "report": "RUN --runs",
     "generate": "MODEL PROMPTS --samples --max-new-tokens --temperature --seed --limit --search --keep --pairs "
     "--draft --draft-tokens --keeps --compiled --device",
-    "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --hashes --quiet --json",
+    "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --hashes --greedy --quiet --json",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --json",
     "plan": "RECIPE OVERRIDES --gpu --stage --json",

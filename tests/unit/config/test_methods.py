@@ -131,6 +131,7 @@ def test_another_name_is_known_however_it_is_written(name, words):
 
 def test_every_kind_that_trains_is_some_method():
     trains = {kind for kind, cls in stage_classes().items() if "learning_rate" in cls.model_fields}
+    trains -= {"compressor"}  # shortens contexts and changes no model
     assert trains <= {actual.kind for actual in METHODS.values()}
 
 
