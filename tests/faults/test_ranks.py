@@ -70,11 +70,13 @@ def test_a_recipe_over_ranks_is_that_of_one_process_and_survives_a_signal(tmp_pa
     assert (
         mine.keys() == theirs.keys() == {*(("sft", n + 1) for n in range(STEPS)), *(("dpo", n + 1) for n in range(3))}
     )
-    for step, metrics in mine.items():  # not the weights: AdamW takes whole steps on gradients that are rounding alone
+    # Float32, and what it does to DPO's third step: 1.1e-3 on an Intel Xeon with AMX; tests/invariants/test_ranks.py holds 1e-8 in float64.
+    # Not the weights: AdamW takes whole steps on gradients that are rounding alone.
+    for step, metrics in mine.items():
         metrics.pop(
             "dpo/accuracy", None
         )  # where policy and reference are one, margins are rounding too, and it counts their signs
-        assert {name: theirs[step][name] for name in metrics} == pytest.approx(metrics, rel=1e-3, abs=1e-5)
+        assert {name: theirs[step][name] for name in metrics} == pytest.approx(metrics, rel=1e-2, abs=1e-5)
     written, other = (
         sorted(p.name for p in (folder / "dpo" / "model").iterdir()) for folder in (tmp_path / "one" / "run", run)
     )
