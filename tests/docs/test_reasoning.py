@@ -57,7 +57,8 @@ def test_the_table_runs_every_stage_of_every_recipe_once(tmp_path):
 
 
 def test_what_a_stage_took_of_the_processor_is_kept_for_the_call_that_goes_on(tmp_path, monkeypatch):
-    world = {"kind": "reasoning", "num_demonstrations": 60, "num_prompts": 24, "num_test_prompts": 12}
+    # enough of them that a fast processor takes more than half of the tenth of a second that is counted
+    world = {"kind": "reasoning", "num_demonstrations": 6000, "num_prompts": 24, "num_test_prompts": 12}
     recipe = {"name": "reasoning-9", "output_dir": str(tmp_path), "seed": 9, "threads": 1, "stages": {"world": world}}
     monkeypatch.setattr(reasoning_table, "combined_recipe", lambda *_: RecipeConfig.of(recipe))
     took = reasoning_table.run_seed(9, tmp_path, ())["stages"]["world"]["processor_seconds"]
