@@ -24,7 +24,8 @@ def write_recipe(folder: Path, **stages: Any) -> Path:
     pairs = [{"prompt": f"Is it {n}?", "chosen": f"Yes, {n}.", "rejected": f"No, {n + 1}."} for n in range(20)]
     write_jsonl(folder / "rows.jsonl", rows)
     write_jsonl(folder / "pairs.jsonl", pairs)
-    each = {"learning_rate": 1e-3, "batch_size": 8}
+    # With AdamW's usual eps a gradient that is rounding alone becomes a whole step, another one on another processor.
+    each = {"learning_rate": 1e-3, "batch_size": 8, "eps": 1e-3}
     sft = {"kind": "sft", "model": "embedded", "data": str(folder / "rows.jsonl"), "max_steps": STEPS, "save_every": 2}
     dpo = {"kind": "dpo", "model": "stage:sft", "data": str(folder / "pairs.jsonl"), "max_steps": 3}
     recipe = {"name": "run", "seed": 3, "device": "cpu", "stages": {"sft": sft | each, "dpo": dpo | each, **stages}}
@@ -70,13 +71,11 @@ def test_a_recipe_over_ranks_is_that_of_one_process_and_survives_a_signal(tmp_pa
     assert (
         mine.keys() == theirs.keys() == {*(("sft", n + 1) for n in range(STEPS)), *(("dpo", n + 1) for n in range(3))}
     )
-    # Float32, and what it does to DPO's third step: 1.1e-3 on an Intel Xeon with AMX; tests/invariants/test_ranks.py holds 1e-8 in float64.
-    # Not the weights: AdamW takes whole steps on gradients that are rounding alone.
     for step, metrics in mine.items():
-        metrics.pop(
-            "dpo/accuracy", None
-        )  # where policy and reference are one, margins are rounding too, and it counts their signs
-        assert {name: theirs[step][name] for name in metrics} == pytest.approx(metrics, rel=1e-2, abs=1e-5)
+        if step == ("dpo", 1):  # policy and reference are one: margins are rounding, whose signs are counted
+            assert abs(metrics["dpo/reward_margin"]) < 1e-5
+            del metrics["dpo/accuracy"], theirs[step]["dpo/accuracy"]
+        assert theirs[step] == pytest.approx(metrics, rel=1e-3, abs=1e-5)
     written, other = (
         sorted(p.name for p in (folder / "dpo" / "model").iterdir()) for folder in (tmp_path / "one" / "run", run)
     )
@@ -93,16 +92,10 @@ def test_policies_that_sample_learn_over_ranks_as_in_one_process(tmp_path):
     for stage in stages:
         mine, theirs = (rollouts_of(folder / "run" / stage) for folder in (tmp_path / "one", tmp_path / "two"))
         assert len(mine) == len(theirs) == 2 * 8, "rank 0 writes every completion once"
-        # The same prompts and samples; the model before is the same to rounding, which may turn a token.
-        mine, theirs = ([row for row in rows if row["step"] == 1] for rows in (mine, theirs))
-        assert [(row["prompt_id"], row["sample"]) for row in mine] == [
-            (row["prompt_id"], row["sample"]) for row in theirs
+        first = [row for row in mine if row["step"] == 1]
+        assert [(row["prompt_id"], row["sample"], row["completion_ids"], row["score"]) for row in first] == [
+            (row["prompt_id"], row["sample"], row["completion_ids"], row["score"]) for row in theirs if row["step"] == 1
         ]
-        same = sum(
-            a["completion_ids"] == b["completion_ids"] and a["score"] == b["score"]
-            for a, b in zip(mine, theirs, strict=True)
-        )
-        assert same >= len(mine) - 1
         assert (tmp_path / "two" / "run" / stage / "model").is_dir()
     assert sorted(metrics_of(tmp_path / "one" / "run")) == sorted(metrics_of(tmp_path / "two" / "run"))
 
