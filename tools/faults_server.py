@@ -1,4 +1,4 @@
-"""What the faults of `tools/serving_faults.py` are done to: `rlhf serve` in a process of its own, and what is told of it."""
+"""What the faults of `tools/serving_faults.py` are done to: `rlhf serve` in a process of its own, and what is reported of it."""
 
 from __future__ import annotations
 

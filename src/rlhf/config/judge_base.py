@@ -57,11 +57,11 @@ class PromptedJudgeConfig(JudgeBase):
     not_deciding = JudgeBase.not_deciding | {"cache", "certificate", "grade_template"}
     reads_prompts = True
     template: TextOrFile = "pairwise"
-    """The prompt: a name of the library's, or a text file with `{prompt}`, `{first}` and `{second}`, whose last line the judge is told to
+    """The prompt: a name of the library's, or a text file with `{prompt}`, `{first}` and `{second}`, whose last line asks the judge to
     end with one of [[A]], [[B]] and [[C]]."""
     grade_template: TextOrFile = "grade"
-    """The same where single answers are graded (MT-Bench): a name, or a text file with `{prompt}` and `{answer}`, whose last line the judge
-    is told to end with its grade from 1 to 10 as [[5]]."""
+    """The same where single answers are graded (MT-Bench): a name, or a text file with `{prompt}` and `{answer}`, whose last line
+    asks the judge to end with its grade from 1 to 10 as [[5]]."""
     cache: str | None = None
     """File in which verdicts are kept, so that none is asked for twice; by default `verdicts.jsonl` next to the result."""
     certificate: EvidencePath | None = None

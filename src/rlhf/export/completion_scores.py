@@ -26,7 +26,7 @@ from rlhf.rewards.types import TextCompletion
 from rlhf.rollout.stopping import eos_ids
 
 COMPLETION_TOKENS = 48
-"""Of a greedy completion, at most; each is read anew for each token where a format has no cache."""
+"""Of a greedy completion, at most; where a format has no cache, each is read again for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ class VerifiersEpisode(EnvironmentSession):
         return self._heard(event, message, info)
 
     def finish(self) -> float | None:
-        """See ``EnvironmentSession``: where a limit of ours ended it, the harness is told that the context is full, and the rest is scored."""
+        """The score of an episode that a limit of ours ended: the harness gets the error that the context is full, and scores what is there."""
         if self._ended:
             return None
         self._process.tell("refuse", episode=self._number, why="the episode's limit of tokens or turns is reached")

@@ -67,7 +67,7 @@ class Mail:
             box.put(event)
 
     def close(self, how: str) -> None:
-        """Nothing more will come; everybody who waits is told."""
+        """Ends every request that waits with an error: nothing more will come."""
         with self._lock:
             self.end = how if self._failure is None else f"has ended: {self._failure}"
             boxes = list(self._boxes.values())

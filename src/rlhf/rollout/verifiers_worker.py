@@ -46,7 +46,7 @@ ON_THIS_MACHINE = "programs that run on this machine want `agent: {runtime: {typ
 
 
 class Refused(Exception):
-    """What the one who asks is told, with a status."""
+    """An error that is sent to the client, with an HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)

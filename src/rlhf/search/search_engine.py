@@ -34,7 +34,7 @@ COST_WORDS = {
 def searching_engine(
     config: SearchConfig, engine: RolloutEngine, policy: PolicyModel, *, notify: Notify | None = None
 ) -> SearchEngine:
-    """An engine that searches, with whoever scores and criticizes; see ``build_search``."""
+    """An engine that searches, with its scorer and critic; see ``build_search``."""
     scorer, helpers = build_search(config, [config.strategy], policy, engine, notify=notify)
     return SearchEngine(engine, config, scorer, helpers)
 

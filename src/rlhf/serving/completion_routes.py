@@ -346,7 +346,7 @@ class _Usage:
         self.prompt, self.completion, self.cached = prompt, 0, 0
 
     def told(self, searched: SearchedAnswer | None) -> dict[str, Any]:
-        """A search's tokens are all that it sampled, and the whole cost stands beside them."""
+        """A search's tokens are all that it sampled, and the whole cost is a field of its own."""
         completion = self.completion if searched is None else searched.cost.policy_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt,

@@ -26,7 +26,7 @@ from rlhf.serving.served_search import SearchRequest, SearchRunner, text_before_
 
 @dataclass(slots=True)
 class SearchedAnswer:
-    """One search, and what is told of it once it is over."""
+    """One search, and its result once it is over."""
 
     runner: SearchRunner
     request: SearchRequest

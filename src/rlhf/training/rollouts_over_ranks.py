@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 def places_of_rank(ids: Sequence[str], *, rank: int, size: int) -> list[int]:
     """Which places of a rollout are a rank's: the prompts in turn, and all places of a prompt together.
 
-    Siblings stay together for whoever compares them, and so do prompts that are asked twice, whose samples are counted on.
+    Samples of one prompt stay on one rank, because rewards may compare them; so do repeats of a prompt, whose samples are numbered on.
 
     Args:
         ids: Of the prompt at each place.
@@ -76,7 +76,7 @@ def score_over_ranks(scorer: Scorer, prompts: Sequence[Prompt], completions: Seq
 
 
 def keeps_files(scorer: Any) -> bool:
-    """Whether a scorer, or a part of it, writes what it was told, so that only one process may ask it."""
+    """Whether a scorer, or a part of it, keeps files of the requests it had, so that only one process may call it."""
     return getattr(scorer, "keeps_files", False) or any(
         keeps_files(component.scorer) for component in getattr(scorer, "components", ())
     )

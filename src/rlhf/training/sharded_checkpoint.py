@@ -1,7 +1,7 @@
 """The part of a checkpoint that lies in shards: every rank writes its own, and reads what it needs for any number of ranks.
 
 It is torch's distributed checkpoint (``torch.distributed.checkpoint``) in its safetensors form: one file of each rank, whose header says
-where its pieces stand in the whole tensors.
+where its pieces are in the whole tensors.
 
     shard-00001-model-00001-of-00001.safetensors     of rank 0, and so on
 
