@@ -9,9 +9,7 @@ Settings were chosen on seed 1.
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.recipe import load_recipe
-from rlhf.files import write_json, write_text
 from rlhf.pipeline.run import Pipeline, machine, versions
 
-ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, what lies beside this file is a package too
+from tools.seed_table import ROOT, write_table
+
 RECIPE = ROOT / "recipes" / "context_compression.yaml"
 
 
@@ -82,24 +81,5 @@ def _line(way: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    """Run the seeds and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "contexts")
-    parser.add_argument("--write", type=Path, default=ROOT / "docs" / "results" / "context_compression.md")
-    parser.add_argument(
-        "--ignore-code", action="store_true", help="Keep finished stages though the library's code has changed."
-    )
-    arguments = parser.parse_args()
-    command, rows = "python " + shlex.join(sys.argv), []
-    for seed in arguments.seeds:
-        rows.append(run_seed(seed, arguments.folder, ignore_code=arguments.ignore_code))
-        text = page(rows, command)
-        write_text(arguments.write, text)
-        write_json(arguments.write.with_suffix(".json"), {"command": command, "machine": machine(), "seeds": rows})
-    print(text)
-
-
 if __name__ == "__main__":
-    main()
+    write_table(__doc__, run_seed, page, seeds=(2, 3, 4), folder="contexts", file="context_compression.md")

@@ -9,9 +9,7 @@ a comparison that was killed goes on: give the same command once more. Strategie
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.recipe import load_recipe
-from rlhf.files import write_json, write_text
 from rlhf.pipeline.run import Pipeline, machine, versions
-from tools.reasoning_table import over_seeds
 
-ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, what lies beside this file is a package too
+from tools.reasoning_table import over_seeds
+from tools.seed_table import ROOT, write_table
+
 RECIPE = ROOT / "recipes" / "reasoning_search.yaml"
 Outcomes = Mapping[str, Mapping[str, Any]]
 """Title of a strategy -> its part of the comparison, of one seed."""
@@ -200,24 +199,5 @@ def page_end(rows: Sequence[Mapping[str, Any]], seeds: Sequence[Outcomes]) -> li
     return lines
 
 
-def main() -> None:
-    """Run the seeds and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[41, 42, 43])
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "search")
-    parser.add_argument("--write", type=Path, default=ROOT / "docs" / "results" / "search.md")
-    parser.add_argument(
-        "--ignore-code", action="store_true", help="Keep finished stages though the library's code has changed."
-    )
-    arguments = parser.parse_args()
-    command, rows = "python " + shlex.join(sys.argv), []
-    for seed in arguments.seeds:
-        rows.append(run_seed(seed, arguments.folder, ignore_code=arguments.ignore_code))
-        text = page(rows, command)
-        write_text(arguments.write, text)
-        write_json(arguments.write.with_suffix(".json"), {"command": command, "machine": machine(), "seeds": rows})
-    print(text)
-
-
 if __name__ == "__main__":
-    main()
+    write_table(__doc__, run_seed, page, seeds=(41, 42, 43), folder="search", file="search.md")
