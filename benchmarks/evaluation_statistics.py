@@ -1,6 +1,6 @@
 """Do intervals hold what they promise, and do gates and sequential tests err as rarely as they say? By simulation.
 
-    python benchmarks/evaluation_statistics.py --write docs/results/evaluation-statistics.md
+    python -m benchmarks.evaluation_statistics --write docs/results/evaluation-statistics.md
 
 Every row draws data from a world with a known truth and asks the library's own functions. ``--scale 0.1`` takes a tenth of the
 runs. The tests in tests/unit/evaluation hold short forms of the same rows.
@@ -366,7 +366,7 @@ def page(scale: float) -> str:
     """The whole page."""
     start = time.monotonic()
     body = "\n\n".join(f"## {title}\n\n" + "\n".join(rows(scale)) for title, rows in SECTIONS.items())
-    command = "python benchmarks/evaluation_statistics.py --write docs/results/evaluation-statistics.md"
+    command = "python -m benchmarks.evaluation_statistics --write docs/results/evaluation-statistics.md"
     return (
         "# Intervals, gates and sequential tests by simulation\n\n"
         "<!-- written by benchmarks/evaluation_statistics.py; do not edit by hand -->\n\n"
