@@ -8,7 +8,23 @@ import pytest
 import yaml
 
 from tests.faults.test_full_disk_of_a_run import STAGES
-from tools.kill_proof import Proof, differences, prove
+from tools.kill_proof import LOG_WITH_TIMES, Proof, bits_of, differences, prove
+
+
+def test_of_a_log_with_times_everything_else_is_compared(tmp_path):
+    def bits(created: str, score: float) -> str | None:
+        log = {
+            "eval": {"created": created, "eval_id": created, "run_id": created, "task": "run/evaluate"},
+            "stats": {"started_at": created, "completed_at": created, "model_usage": {}},
+            "samples": [{"id": "p1", "scores": {"judge": {"value": score}}}],
+        }
+        path = tmp_path / LOG_WITH_TIMES
+        path.write_text(json.dumps(log))
+        return bits_of(path, "the hash of the file")
+
+    assert bits("today", 1.0) == bits("tomorrow", 1.0) != bits("today", 0.5)
+    assert bits_of(tmp_path / "evaluation.json", "a hash") == "a hash"
+    assert bits_of(tmp_path / LOG_WITH_TIMES, None) is None, "of a file that one of two runs did not write"
 
 
 @pytest.mark.slow
