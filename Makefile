@@ -97,6 +97,10 @@ bench: $(VENV)/.core  ## each row of work here and in TRL side by side, into ben
 bench-gpu: $(VENV)/.core  ## SFT, DPO and GRPO here and in TRL with its best kernels on a GPU, into benchmarks/RESULTS-gpu.md (ARGS=--large: 1.5B too)
 	TORCH_INDEX=$(TORCH_INDEX) $(RUN) benchmarks.peer.gpu $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: $(VENV)/.dev  ## on a machine with a GPU: its tests, then its benchmarks, into docs/results/gpu.md (ARGS="--only tests ranks")
+	$(VENV)/bin/python -m tools.gpu_check $(ARGS)
+
 SEEDS := OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/seeds.py --other-base runs/base-1/base/model
 
 .PHONY: results

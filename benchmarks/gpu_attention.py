@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_attention                       0.5B with random weights, bfloat16 autocast, sequences of 1,200 tokens
     python -m benchmarks.gpu_attention --prompt 3000         longer ones
+    python -m benchmarks.gpu_attention --profile             also which operations the time goes into
 
 The model is that of `make bench-gpu`, made on the spot. Seconds are medians of five passes after two; docs/devices.md has what was measured.
 """
@@ -9,9 +10,10 @@ The model is that of `make bench-gpu`, made on the spot. Seconds are medians of 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,6 +22,7 @@ from benchmarks.peer.driver import build_model
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, pack
+from rlhf.models.adapters import compile_backbone
 from rlhf.models.flex_choice import Use, flex_attention_used
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.local import LocalEngine
@@ -33,11 +36,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print a line for each batch and kind of attention, and one for sampling."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=700, help="tokens of a prompt; completions have 500")
+    parser.add_argument("--compile", action="store_true", help="the backbone by torch.compile, as `model.compile` asks")
+    parser.add_argument("--profile", action="store_true", help="print the operations of a pass that take longest")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no GPU here, and this compares kernels for one.")
     policy = PolicyModel.from_pretrained(str(build_model(gpu_cases(device="cuda")[0])))
     numbers = torch.Generator().manual_seed(0)
+    if args.compile:
+        compile_backbone(policy.model)
     batches = {
         "4 pairs": [_group(args.prompt, 2, numbers) for _ in range(4)],
         "2 groups of 8": [_group(args.prompt, 8, numbers) for _ in range(2)],
@@ -50,13 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(
                 f"{name}, {tokens} tokens, {attention}: {seconds:.3f} s, {tokens / seconds:.0f} tokens/s, {peak:.0f} MiB"
             )
+        if args.profile:
+            _print_profile(name, functools.partial(_pass, policy, groups, "never"))
     engine = LocalEngine(policy, autocast="bfloat16")
     prompts = [Prompt(str(n), _tokens(SAMPLED_PROMPT, numbers), "") for n in range(4)]
+    sampling = SamplingConfig(max_new_tokens=SAMPLED_TOKENS)
     for _ in range(WARM_UP):
         began = time.perf_counter()
-        completions = engine.generate(
-            prompts, num_samples=8, sampling=SamplingConfig(max_new_tokens=SAMPLED_TOKENS), seed=0, rollout_index=0
-        )
+        completions = engine.generate(prompts, num_samples=8, sampling=sampling, seed=0, rollout_index=0)
         taken = time.perf_counter() - began
     count = sum(len(completion.tokens) for group in completions for completion in group)
     print(f"sampling, 4 prompts 8 times: {count} tokens, {count / taken:.0f} tokens/s")
@@ -70,12 +78,29 @@ def _measured(policy: PolicyModel, groups: list[Group], use: Use) -> tuple[float
             torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        with flex_attention_used(use), torch.autocast("cuda", dtype=torch.bfloat16):
-            (-policy.score(pack(groups)).logprobs.mean()).backward()
+        _pass(policy, groups, use)
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - began)
         policy.model.zero_grad(set_to_none=True)
     return statistics.median(taken[WARM_UP:]), torch.cuda.max_memory_allocated() / 2**20
+
+
+def _pass(policy: PolicyModel, groups: list[Group], use: Use) -> None:
+    """Forward and back."""
+    with flex_attention_used(use), torch.autocast("cuda", dtype=torch.bfloat16):
+        (-policy.score(pack(groups)).logprobs.mean()).backward()
+
+
+def _print_profile(name: str, work: Callable[[], object]) -> None:
+    """Operations by their time on the GPU, and by the processor's."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=kinds) as profile:
+        work()
+        torch.cuda.synchronize()
+    for column in ("self_device_time_total", "self_cpu_time_total"):
+        print(f"{name}, by {column}")
+        print(profile.key_averages().table(sort_by=column, row_limit=18, max_name_column_width=60))
 
 
 def _group(prompt: int, completions: int, numbers: torch.Generator) -> Group:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(NO_GPU.format(torch=about["versions"].get("torch", "is not installed and")))
     rows, measured_rows = Rows(BENCH / "results"), []
     for case in chosen(args):
-        settings = candidates_of(case)[0].name if args.no_trials else None
+        settings = candidates_of(case)[0].name if args.no_trials else args.settings
         plan = Plan(steps=args.steps, candidate=settings, sides=BOTH, in_turns=False)
         measured_rows.append(measured(case, plan, rows, again=args.again))
         print(line(measured_rows[-1]), flush=True)
@@ -81,6 +81,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="1.5B besides 0.5B")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each side, after two that are not")
     parser.add_argument("--no-trials", action="store_true", help="the peer's plain settings; no search for its fastest")
+    parser.add_argument(
+        "--settings", metavar="NAME", help="the peer's settings by their name in cases.py, such as Liger; no search"
+    )
     parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model and rows for trying out the command")

@@ -14,7 +14,7 @@ from tests.fixtures.source import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-TARGETS = set(re.findall(r"^([a-z]+):.*  ## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):.*  ## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def page_id(page: Path) -> str:
@@ -43,7 +43,7 @@ def test_links_lead_to_files_and_headings_that_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_make_targets_and_recipes_that_are_named_exist(page):
     text = page.read_text(encoding="utf-8")
-    unknown = set(re.findall(r"(?:`|^ *)make ([a-z]+)", text, re.MULTILINE)) - TARGETS
+    unknown = set(re.findall(r"(?:`|^ *)make ([a-z-]+)", text, re.MULTILINE)) - TARGETS
     assert not unknown, f"{page_id(page)}: make has no target {sorted(unknown)}"
     for recipe in re.findall(r"\brecipes/[\w/-]+\.yaml", text):
         assert (ROOT / recipe).is_file(), f"{page_id(page)} names {recipe}: no such file"

@@ -24,6 +24,8 @@ class Launch:
     address: str
     """Of the machine of rank 0."""
     port: int
+    local_rank: int = 0
+    """Number among the ranks of this machine: whose GPU it takes."""
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
@@ -35,28 +37,32 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
     if "WORLD_SIZE" in environ:
         if _number(environ, "WORLD_SIZE") == 1:
             return None
-        return _launch(environ, "RANK", "WORLD_SIZE")
+        return _launch({"LOCAL_RANK": "0", **environ}, "RANK", "WORLD_SIZE", "LOCAL_RANK")
     if (
         "SLURM_STEP_NUM_TASKS" in environ
     ):  # srun's alone: SLURM_NTASKS is also set in a batch script, which is one process
         if _number(environ, "SLURM_STEP_NUM_TASKS") == 1:
             return None
         job = int(environ.get("SLURM_JOB_ID", "0"))
-        defaults = {"MASTER_PORT": str(FIRST_SLURM_PORT + job % SLURM_PORTS)}
+        defaults = {"SLURM_LOCALID": "0", "MASTER_PORT": str(FIRST_SLURM_PORT + job % SLURM_PORTS)}
         if environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
             defaults["MASTER_ADDR"] = "127.0.0.1"
-        return _launch({**defaults, **environ}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+        return _launch({**defaults, **environ}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     return None
 
 
-def _launch(environ: Mapping[str, str], rank: str, world_size: str) -> Launch:
+def _launch(environ: Mapping[str, str], rank: str, world_size: str, local_rank: str) -> Launch:
     if "MASTER_ADDR" not in environ:
         raise ConfigError(
             f"{world_size} is {environ[world_size]}, and MASTER_ADDR is missing: the name or address of the machine of rank 0. "
             "torchrun sets it; under srun over several machines export it in the batch script."
         )
     launch = Launch(
-        _number(environ, rank), _number(environ, world_size), environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
+        rank=_number(environ, rank),
+        world_size=_number(environ, world_size),
+        address=environ["MASTER_ADDR"],
+        port=_number(environ, "MASTER_PORT"),
+        local_rank=_number(environ, local_rank),
     )
     if not 0 <= launch.rank < launch.world_size:
         raise ConfigError(

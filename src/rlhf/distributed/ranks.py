@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ WAIT_FOR_REASON_SECONDS = 5.0
 POLL_SECONDS = 0.05
 FAULT = "rlhf/fault"
 """Key of what the first rank that failed has to say."""
-LOST_PEER = ("gloo", "connection", "socket", "broken pipe", "peer", "store")
+LOST_PEER = ("gloo", "nccl", "connection", "socket", "broken pipe", "peer", "store")
 """Words of the errors with which torch says that another process is gone."""
 
 
@@ -35,6 +36,10 @@ class Ranks:
 
     rank = 0
     size = 1
+    gpu: int | None = None
+    """Number of the GPU on this machine that is this rank's, as torch counts; None for a process by itself, or where a rank has none."""
+    gpu_is_shared = False
+    """Whether some rank's is another's as well, which NCCL can't connect."""
 
     @property
     def is_main(self) -> bool:
@@ -72,7 +77,7 @@ class Ranks:
 
 
 class ProcessRanks(Ranks):
-    """Several processes, connected by gloo.
+    """Several processes, connected by gloo, and their GPUs by NCCL where each has its own.
 
     Args:
         launch: What the launcher said.
@@ -87,12 +92,25 @@ class ProcessRanks(Ranks):
         self.rank, self.size = launch.rank, launch.world_size
         meeting = rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT)
         self._store, _, _ = next(iter(meeting))
+        self._find_gpu(launch.local_rank)
         dist.init_process_group(
-            "gloo", store=PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=TIMEOUT
+            "gloo" if self.gpu is None or self.gpu_is_shared else "cpu:gloo,cuda:nccl",
+            store=PrefixStore("group", self._store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=TIMEOUT,
         )
         self._orders = 0
         self._own_fault: BaseException | None = None
         """What this rank failed of."""
+
+    def _find_gpu(self, local_rank: int) -> None:
+        """Which GPU is this rank's, and whether all ranks have one and each another."""
+        gpu = own_gpu(local_rank)
+        self._store.set(f"rlhf/gpu/{self.rank}", "" if gpu is None else gpu_identity(gpu))
+        said = [self._store.get(f"rlhf/gpu/{rank}").decode() for rank in range(self.size)]
+        if all(said):
+            self.gpu, self.gpu_is_shared = gpu, len(set(said)) < self.size
 
     def gather(self, value: Any) -> list[Any]:
         """By pickle."""
@@ -153,8 +171,25 @@ class ProcessRanks(Ranks):
         """Leave the group, after all others came here too."""
         import torch.distributed as dist
 
-        dist.barrier()
+        self.gather(None)  # a barrier of torch's would be one of GPUs
         dist.destroy_process_group()
+
+
+def own_gpu(local_rank: int) -> int | None:
+    """Of a rank of this machine: the GPU of its number, or the only one that it sees; None without one."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 1:
+        return 0
+    return local_rank if local_rank < count else None
+
+
+def gpu_identity(gpu: int) -> str:
+    """The same for no two GPUs, whatever number they have in a process."""
+    import torch
+
+    return f"{socket.gethostname()}/{torch.cuda.get_device_properties(gpu).uuid}"
 
 
 _ALONE = Ranks()

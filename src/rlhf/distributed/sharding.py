@@ -28,7 +28,7 @@ def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
-    mesh = _mesh()
+    mesh = _mesh(next(root.parameters()).device.type)
     sharded: list[Any] = [fully_shard(module, mesh=mesh) for module in [*layers, root]]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
@@ -50,7 +50,7 @@ def unshard(root: nn.Module) -> None:
         state = _state(module)
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
-        for group in state._fsdp_param_groups:
+        for group in _parameter_groups(state):
             for handles in (
                 group._module_to_pre_save_state_dict_hook_handle,
                 group._module_to_pre_load_state_dict_hook_handle,
@@ -141,28 +141,38 @@ def part(tensor: Tensor) -> Tensor:
 
 
 def like(source: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor as the shard that ``target`` is of one of its shape; no rank asks another."""
-    if not is_shard(target) or is_shard(source):
+    """A tensor as the shard that ``target`` is of one of its shape, on its device; no rank asks another.
+
+    Args:
+        source: The whole tensor, or a shard of it that is cut in the same way and may lie on another device.
+        target: Anything but a shard leaves the source as it is.
+    """
+    if not is_shard(target):
         return source
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     placed: Any = target
+    if is_shard(source):
+        own = part(source).to(target.device)
+        return DTensor.from_local(
+            own, placed.device_mesh, placed.placements, run_check=False, shape=source.shape, stride=source.stride()
+        )
     return distribute_tensor(source.to(target.device), placed.device_mesh, placed.placements, src_data_rank=None)
 
 
 def empty_shard(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Room for this rank's part of a tensor as ``shard`` cuts it, by its first dimension; for all of it in a process by itself."""
+    """Room on the CPU for this rank's part of a tensor as ``shard`` cuts it, by its first dimension; for all of it in a process by itself."""
     if not torch.distributed.is_initialized():
         return torch.empty(shape, dtype=dtype)
     from torch.distributed.tensor import Shard, empty
 
-    return empty(shape, dtype=dtype, device_mesh=_mesh(), placements=[Shard(0)])
+    return empty(shape, dtype=dtype, device_mesh=_mesh("cpu"), placements=[Shard(0)])
 
 
-def _mesh() -> Any:
+def _mesh(device_type: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    return init_device_mesh(device_type, (torch.distributed.get_world_size(),))
 
 
 def _call(function: Callable[[], ResultT]) -> ResultT:
@@ -182,6 +192,14 @@ def _sharded_modules(root: nn.Module) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def _parameter_groups(state: Any) -> Sequence[Any]:
+    """Of what FSDP2 keeps of a module; torch 2.11 and before had one at most."""
+    groups: Sequence[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _state(module: nn.Module) -> Any:

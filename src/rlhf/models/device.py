@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlhf.config.model import APPLE_GPU, AUTO, DEVICE_FORMS, NO_APPLE_GPU, is_device_name
+from rlhf.distributed.ranks import Ranks, current_ranks
 from rlhf.errors import ConfigError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,6 +64,8 @@ def placed(model: Model) -> Model:
 def resolve_device(name: str) -> torch.device:
     """The device of a name, with its number; what ``CUDA_VISIBLE_DEVICES`` hides is not there for torch, nor for us.
 
+    Of several ranks each has a GPU of its own, and without one for each of them ``auto`` is the CPU.
+
     Raises:
         ConfigError: See ``placed_on``.
     """
@@ -71,15 +74,34 @@ def resolve_device(name: str) -> torch.device:
     if not is_device_name(name):
         raise ConfigError(f"device is {name!r}; wanted {DEVICE_FORMS}.")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    ranks = current_ranks()
+    own = 0 if ranks.size == 1 else ranks.gpu
     if name == AUTO:
-        return torch.device("cuda", 0) if count else CPU
+        return torch.device("cuda", own) if count and own is not None else CPU
     device = torch.device(name)
     if device.type == "cpu":
         return device
-    number = device.index if device.index is not None else 0
+    number = device.index if device.index is not None else own or 0
     if number >= count:
         raise ConfigError(f"device is {name!r}, and {gpus_in_words(count)}")
     return torch.device("cuda", number)
+
+
+def device_problem_of_ranks(name: str, ranks: Ranks) -> str | None:
+    """Why several ranks can't all train on this device; None where they can."""
+    resolve_device(name)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == CPU.type or not count:
+        return None
+    if ranks.gpu is None:
+        return f"device: some of the ranks have no GPU (torch has {count} here); start as many on each machine as it has, or write `cpu`"
+    if ranks.gpu_is_shared:
+        return "device: several ranks have the same GPU, and NCCL connects none twice; start as many ranks as there are GPUs, or write `cpu`"
+    return (
+        "device: write `cuda`, of which each rank takes its own"
+        if torch.device(name.replace(AUTO, "cuda")).index is not None
+        else None
+    )
 
 
 def gpus_in_words(count: int) -> str:

@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 
 LEAST_WIDTH = 16
 """Of a head: the least that the matrix units of a GPU multiply."""
-LEAST_LENGTH = 2048
+LEAST_LENGTH = 4096
 """Tokens of a batch's longest sequence. On an H100 a pass over pairs and groups of 1,200 tokens took as long by torch's own attention, or
-less (docs/devices.md), which needs no compilation; its masks grow with the square of the length, and these kernels have none."""
+less, and sequences of 3,500 tokens lost nothing by it (docs/devices.md). It needs no compilation, which stops a run for half a minute at
+the first long batch; its masks grow with the square of the length, and these kernels have none."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """By type of the products: the largest difference allowed, as a share of the largest number. One key too many among the few that a
 row of the trial's short branches sees is off by a tenth and more."""

@@ -9,7 +9,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.distributed.ranks import Ranks
 from rlhf.errors import ConfigError
-from rlhf.models.device import resolve_device
+from rlhf.models.device import device_problem_of_ranks
 from rlhf.pipeline.artifacts import Artifact
 from rlhf.pipeline.stages import StageContext, runner
 from rlhf.training.log import TrainingLogger
@@ -23,9 +23,8 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
     """
     if ranks.size == 1:
         return
-    problems = []
-    if resolve_device(recipe.device).type != "cpu":
-        problems.append("device: only `cpu` so far")
+    of_device = device_problem_of_ranks(recipe.device, ranks)
+    problems = [] if of_device is None else [of_device]
     for name, stage in recipe.stages.items():
         if Artifact.read(run_dir / name) is None:
             problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]

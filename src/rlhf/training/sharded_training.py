@@ -39,8 +39,6 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
         refused.append("this kind of training")
     if any(not isinstance(penalty, ElasticWeightConsolidation) for penalty in algorithm.penalties):
         refused.append("penalties of one's own on the weights")
-    if any(trained.device.type != "cpu" for trained in algorithm.modules()):
-        refused.append("a device other than the CPU")
     if refused:
         raise ConfigError(
             f"{algorithm.name}: {ranks.size} ranks can't do this yet: {', '.join(refused)}. Train it in one process, or change "
