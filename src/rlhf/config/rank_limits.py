@@ -7,9 +7,6 @@ from typing import Any
 
 from rlhf.config.training import TrainConfig
 
-REFUSED_KINDS = ("trpo",)
-"""Kinds of stages that train and that ranks can't share yet: TRPO's step asks for products with the Fisher matrix."""
-
 
 def refused_settings(config: TrainConfig) -> list[str]:
     """The settings of a trainer or its stage that ranks can't do yet, as people write them; empty for none."""
@@ -18,7 +15,6 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
         "async_rollouts": getattr(config, "async_rollouts", None),
-        "moving_reference": getattr(config, "moving_reference", None),
         "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(getattr(config, "model", None), "compile", False),
     }
@@ -27,8 +23,4 @@ def refused_settings(config: TrainConfig) -> list[str]:
 
 def refused_of_stage(stage: Any) -> list[str]:
     """What of a stage ranks can't do yet; a stage that trains nothing is rank 0's alone, and nothing of it is refused."""
-    if not stage.trains:
-        return []
-    if stage.kind in REFUSED_KINDS:
-        return [f"kind: {stage.kind}"]
-    return refused_settings(stage)
+    return refused_settings(stage) if stage.trains else []

@@ -41,7 +41,6 @@ class CompressorTrainer(OfflineTrainer[ContextCompressor, CompressorConfig]):
     name = "compressor"
     config_class = CompressorConfig
     model_kind = "compressor"
-    trains_over_ranks = False
 
     @override
     def prepare(self) -> None:

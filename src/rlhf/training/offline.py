@@ -55,7 +55,6 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     model_kind: ClassVar[str] = "policy"
     """What is trained: a key of ``rlhf.training.inputs.INPUTS``."""
     steps_per_phase = 1
-    trains_over_ranks: ClassVar[bool] = True
     """Whether several ranks may share its steps."""
 
     @built_from(OfflineInputs)

@@ -72,7 +72,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     name = "rl"
     config_class: ClassVar[type[BaseConfig]] = RLConfig
-    trains_over_ranks: ClassVar[bool] = True
+    whole_on_ranks: ClassVar[tuple[str, ...]] = ()
+    """Names of modules that every rank has whole in steps, too."""
     needs_scorer: ClassVar[bool] = True
     """Whether anything is learned from scores."""
 

@@ -35,8 +35,6 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     refused = refused_settings(config)
-    if not algorithm.trains_over_ranks:
-        refused.append("this kind of training")
     if any(not isinstance(penalty, ElasticWeightConsolidation) for penalty in algorithm.penalties):
         refused.append("penalties of one's own on the weights")
     if refused:
@@ -76,12 +74,14 @@ def on_whole_weights(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
 
 
 def models_of_rollouts(trainer: Any) -> list[nn.Module]:
-    """What a trainer that samples trains, and its reference where no step asks that."""
-    models = [trained.module for trained in trainer.modules()]
+    """What lies in shards between the rollouts of a trainer that samples: what it trains, and its reference where no step asks that and
+    it stays where it is."""
+    models = [trained.module for trained in trainer.modules() if trained.name not in trainer.whole_on_ranks]
     kl, reference = trainer.config.kl, trainer.reference
     copied = reference.copy if isinstance(reference, ReferenceModel) else reference
     asked_in_steps = kl.where == "loss" and kl.estimator == "exact"
-    if isinstance(copied, PolicyModel) and copied is not trainer.policy and not asked_in_steps:
+    waits = not asked_in_steps and trainer.moving_reference is None
+    if isinstance(copied, PolicyModel) and copied is not trainer.policy and waits:
         models.append(copied)
     return models
 

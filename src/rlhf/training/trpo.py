@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from rlhf.config.policy import TRPOConfig
 from rlhf.data.pack import PackedBatch
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.work_shares import share_of
 from rlhf.errors import ConfigError, ModelError
 from rlhf.losses import conjugate_gradient, fisher_product, line_search, trust_region_step
 from rlhf.losses.trust_region import StepFound
@@ -41,11 +43,14 @@ class TRPOTrainer(PPOTrainer):
     Attention is computed by torch's plain kernel where a second derivative is taken: the fused ones have none. Dropout is
     switched off for good, as a KL between two noisy policies would not be 0 at the old weights.
 
+    Over ranks each has the whole policy, as FSDP2 gathers no weights for a second derivative; gradients, products with F and measured
+    values are sums over all ranks' shares of the rollout, so all of them take the same step.
+
     Called as ``PPOTrainer`` is.
     """
 
     name = "trpo"
-    trains_over_ranks = False
+    whole_on_ranks = ("policy",)
     config_class = TRPOConfig
 
     config: TRPOConfig
@@ -161,8 +166,10 @@ class TRPOTrainer(PPOTrainer):
     @torch.no_grad()
     def _objective(self, region: TrustRegion) -> float:
         """What the step is to lower: the loss of the whole rollout with the policy as it is, and other terms of the weights."""
-        terms = [self.policy_term(self.score(b), b, region.totals, Metrics()) for b in region.batches]
-        return float(sum(term.double() for term in [*terms, *(penalty() for penalty in self.penalties)]))
+        own = [region.batches[index] for index in region.old]
+        terms = [self.policy_term(self.score(b), b, region.totals, Metrics()) for b in own]
+        value = sum((term.double() for term in [*terms, *(penalty() for penalty in self.penalties)]), torch.zeros(()))
+        return math.fsum(current_ranks().gather(float(value)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +179,8 @@ class TrustRegion:
     policy: PolicyModel
     temperature: float
     batches: list[PackedBatch]
-    old: list[Distributions]
-    """Of each batch, at the old weights."""
+    old: dict[int, Distributions]
+    """Of each batch of this rank's share, by its place among all of them, at the old weights."""
     totals: Totals
 
     @classmethod
@@ -181,16 +188,19 @@ class TrustRegion:
         """The region around the policy as it is."""
         policy, temperature = trainer.policy, trainer.config.sampling.temperature
         here = [batch.to(policy.device) for batch in batches]
-        head = frozen_head(policy)
+        head, ranks = frozen_head(policy), current_ranks()
+        share = share_of([batch.num_tokens for batch in here], rank=ranks.rank, size=ranks.size)
+        own = sorted(index for index, counts in share if counts)
         with torch.no_grad():
-            old = [distributions(policy, batch, temperature=temperature, head=head) for batch in here]
+            old = {index: distributions(policy, here[index], temperature=temperature, head=head) for index in own}
         return cls(policy, temperature, here, old, Totals.of(here))
 
     @torch.no_grad()
     def kl(self) -> float:
         """KL(old || policy as it is), exact, nats per token, a mean over all tokens."""
-        sums = [self._kls(batch, old).double().sum() for batch, old in zip(self.batches, self.old, strict=True)]
-        return float(torch.stack(sums).sum()) / self.totals.num_tokens
+        sums = [self._kls(self.batches[index], old).double().sum() for index, old in self.old.items()]
+        own = float(torch.stack(sums).sum()) if sums else 0.0
+        return math.fsum(current_ranks().gather(own)) / self.totals.num_tokens
 
     def fisher(self, parameters: Sequence[Tensor], *, share: float) -> Callable[[Tensor], Tensor]:
         """The map v -> F v at the old weights, F the Hessian of the mean KL over the first ``share`` of the completions.
@@ -199,13 +209,14 @@ class TrustRegion:
         micro-batch's is alive at a time.
         """
         last = math.ceil(share * self.totals.num_sequences)
-        chosen, first = [], 0
-        for batch, old in zip(self.batches, self.old, strict=True):
+        chosen, first, num_tokens = [], 0, 0
+        for index, batch in enumerate(self.batches):
             counted = batch.score_seq < last - first
-            if bool(counted.any()):
-                chosen.append((batch, old, counted))
+            count = int(counted.sum())
+            if count and index in self.old:
+                chosen.append((batch, self.old[index], counted))
             first += batch.num_sequences
-        num_tokens = sum(int(counted.sum()) for _, _, counted in chosen)
+            num_tokens += count
 
         def product(vector: Tensor) -> Tensor:
             total = torch.zeros_like(vector)
@@ -213,6 +224,7 @@ class TrustRegion:
                 for batch, old, counted in chosen:
                     kl = self._kls(batch, old)[counted].sum() / num_tokens
                     total += _twice_differentiated(kl, parameters, vector)
+            current_ranks().sum_in_place([total])
             return total
 
         return product

@@ -18,7 +18,9 @@ def stage(kind: str, **settings: Any) -> Any:
     return BY_KIND[kind].of({"kind": kind, **inputs, **settings})
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward", "prm", "ppo", "vapo", "grpo", "rloo", "online_dpo"])
+@pytest.mark.parametrize(
+    "kind", ["sft", "dpo", "kto", "reward", "prm", "ppo", "vapo", "grpo", "rloo", "online_dpo", "trpo"]
+)
 def test_most_kinds_train_over_ranks(kind):
     assert refused_of_stage(stage(kind)) == []
 
@@ -26,11 +28,9 @@ def test_most_kinds_train_over_ranks(kind):
 @pytest.mark.parametrize(
     ("kind", "settings", "refused"),
     [
-        ("trpo", {}, "kind: trpo"),
         ("sft", {"compiled": True}, "compiled"),
         ("prm", {"lm_coef": 0.5}, "lm_coef"),
         ("grpo", {"async_rollouts": {"max_staleness": 1}}, "async_rollouts"),
-        ("grpo", {"moving_reference": {}}, "moving_reference"),
         ("ppo", {"engine": "vllm"}, "engine"),
     ],
 )
