@@ -141,11 +141,11 @@ def rollouts_of(stage: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
-    trpo = online(tmp_path, "trpo")
+    ppo = online(tmp_path, "ppo") | {"compiled": True}
     grpo = online(tmp_path, "grpo") | {"async_rollouts": {"max_staleness": 1}}
-    recipe = write_recipe(tmp_path, trpo=trpo, grpo=grpo)
+    recipe = write_recipe(tmp_path, ppo=ppo, grpo=grpo)
     code, output = finished(start(recipe, tmp_path / "two", ranks=2))
     assert code != 0
-    assert output.count("stages.trpo: kind: trpo") == 1, output
+    assert output.count("stages.ppo: compiled") == 1, output
     assert output.count("stages.grpo: async_rollouts") == 1, output
     assert not (tmp_path / "two").exists()
