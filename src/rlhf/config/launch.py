@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import BaseConfig, FilePath
+from rlhf.config.yaml_text import read_yaml
 
 LAUNCHER = "launcher"
 """The key that tells launchers apart."""
@@ -48,7 +50,9 @@ class PoolConfig(BaseConfig):
     @model_validator(mode="after")
     def _gpus_are_whole_or_shared(self) -> Self:
         if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise ValueError(f"gpus is {self.gpus:g}; Ray gives a part of one GPU, or whole ones: wanted up to 1, or a whole number")
+            raise ValueError(
+                f"gpus is {self.gpus:g}; Ray gives a part of one GPU, or whole ones: wanted up to 1, or a whole number"
+            )
         return self
 
     @property
@@ -109,7 +113,9 @@ class RayLaunchConfig(BaseConfig):
     @model_validator(mode="after")
     def _starts_what_it_sizes(self) -> Self:
         if self.address is not None and self.object_store_gib is not None:
-            raise ValueError("object_store_gib sizes a cluster that is started here, and address names a running one; leave one out")
+            raise ValueError(
+                "object_store_gib sizes a cluster that is started here, and address names a running one; leave one out"
+            )
         return self
 
 
@@ -129,6 +135,17 @@ class LaunchFile(BaseConfig):
     """What the file of `rlhf run --launch FILE` is checked as, under the key that it has in a recipe."""
 
     launch: LaunchSpec
+
+
+def launch_of_file(path: Path | str) -> dict[str, Any]:
+    """What the file of ``--launch`` holds, checked.
+
+    Raises:
+        ConfigError: It is not there, is not YAML, or is not the section `launch` of a recipe.
+    """
+    tree = read_yaml(path)
+    LaunchFile.of({"launch": tree}, source=str(path))
+    return tree
 
 
 def asked_of_ray(launch: RayLaunchConfig) -> Iterator[str]:

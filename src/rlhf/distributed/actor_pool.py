@@ -118,7 +118,9 @@ class ActorPool:
         self._pace: list[float] = []
         """Seconds for each unit of cost, of the newest units."""
 
-    def run(self, method: str, arguments: Sequence[tuple[Any, ...]], *, costs: Sequence[float] | None = None) -> list[Any]:
+    def run(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], *, costs: Sequence[float] | None = None
+    ) -> list[Any]:
         """Call a method once for each tuple of arguments, on whichever actor is free; the most expensive first.
 
         Args:
@@ -134,7 +136,9 @@ class ActorPool:
             RLHFError: What an actor refused its work for.
         """
         costs = costs or [1.0] * len(arguments)
-        units = [_Unit(n, tuple(given), cost, None) for n, (given, cost) in enumerate(zip(arguments, costs, strict=True))]
+        units = [
+            _Unit(n, tuple(given), cost, None) for n, (given, cost) in enumerate(zip(arguments, costs, strict=True))
+        ]
         return self._run(_Round(method, units, deque(sorted(units, key=lambda unit: -unit.cost))))
 
     def each(self, method: str, *arguments: Any) -> list[Any]:

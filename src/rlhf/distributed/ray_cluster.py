@@ -22,6 +22,8 @@ from rlhf.config.launch import PoolConfig, RayLaunchConfig, asked_of_ray, resour
 from rlhf.distributed.actor_calls import ActorLostError
 from rlhf.errors import ConfigError, RLHFError, TrainingError, require, text_of
 
+logger = logging.getLogger(__name__)
+
 TOKEN = secrets.token_hex(16)
 """Of a cluster that this process starts: whoever else is on the machine can't run code in it, and nothing is written to ~/.ray."""
 QUIET = {
@@ -183,7 +185,9 @@ class RayCluster:
         """Let an actor begin in its place."""
         ray, pool = self.ray, self.pools[role]
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        place = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundle(role, replica))
+        place = strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._bundle(role, replica)
+        )
         handle = (
             ray.remote(Host)
             .options(
@@ -225,6 +229,7 @@ class RayCluster:
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as err:
             raise ConfigError(_no_cluster(self.launch.address, err)) from None
         self._started_here = True
+        _take_over_messages()
         return ray
 
     def _reserve(self) -> None:
@@ -294,6 +299,13 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+def _take_over_messages() -> None:
+    """Ray prints a paragraph to standard output for each actor that ends; a pool says the same in a line, as an alarm of the run."""
+    worker = importlib.import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):  # no public switch turns it off (Ray 2.60)
+        worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
 
 
 def _no_cluster(address: str | None, err: BaseException) -> str:
