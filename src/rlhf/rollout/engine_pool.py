@@ -18,8 +18,8 @@ from typing import Any, Literal
 from rlhf.config.engines import EngineConfig
 from rlhf.config.launch import EnginePoolConfig
 from rlhf.config.policy import SamplingConfig
-from rlhf.distributed.actor_pool import ActorPool, Preparation
 from rlhf.distributed.actor_calls import Cluster
+from rlhf.distributed.actor_pool import ActorPool, Preparation
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.score import base_model
 from rlhf.rollout.engine_worker import AboutEngine, Held, SampledUnit

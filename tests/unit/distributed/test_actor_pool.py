@@ -101,7 +101,7 @@ def test_an_actor_that_acknowledges_something_else_is_not_used_and_named():
     cluster = FakeCluster()
     pool = build(cluster, max_restarts=1)
     pool.preparation = prepared_for(3, answer=2)
-    with pytest.raises(TrainingError, match="Replica . of the pool `engines` acknowledged 2"):
+    with pytest.raises(TrainingError, match=r"Replica . of the pool `engines` acknowledged 2"):
         pool.run("tell", [(0,)])
     assert not work_of(cluster)
 

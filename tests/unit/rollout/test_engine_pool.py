@@ -160,7 +160,7 @@ def test_an_engine_with_other_weights_is_not_asked_and_named(worker, policy):
     before = len(cluster.asked)
     toy.change_weights(policy.model, by=0.1, seed=1)
     pool.load_weights(1)
-    with pytest.raises(TrainingError, match="Replica . of the pool `engines` was given the weights of version 1"):
+    with pytest.raises(TrainingError, match=r"Replica . of the pool `engines` was given the weights of version 1"):
         pool.generate(PROMPTS, **ASKED)
     assert "sample" not in [method for _, _, method, _ in cluster.asked[before:]]
 
