@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlhf.config.launch import RayLaunchConfig
 from rlhf.config.rank_limits import refused_of_stage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
@@ -25,6 +26,8 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
         return
     of_device = device_problem_of_ranks(recipe.device, ranks)
     problems = [] if of_device is None else [of_device]
+    if isinstance(recipe.launch, RayLaunchConfig):
+        problems.append("launch.launcher: ray has one process that trains, and a launcher of ranks started this one")
     for name, stage in recipe.stages.items():
         if Artifact.read(run_dir / name) is None:
             problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
