@@ -20,6 +20,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings to change, as key.sub=value.", show_default=False, metavar="[KEY=VALUE]..."),
 ]
+LaunchOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--launch",
+        help="A YAML file with the section `launch` of a recipe, in the place of the recipe's own.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 DeviceOption = Annotated[

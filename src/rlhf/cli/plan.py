@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlhf.cli.options import JsonOption, Overrides
+from rlhf.cli.options import JsonOption, LaunchOption, Overrides
 from rlhf.formatting import bytes_text
 
 if TYPE_CHECKING:
+    from rlhf.config.recipe import RecipeConfig
     from rlhf.scale.plan import RecipePlan, StagePlan
 
 
@@ -22,13 +23,14 @@ def plan(
         str | None, typer.Option("--gpu", help="Plan for this GPU, such as H100, by its published figures.")
     ] = None,
     stage: Annotated[str | None, typer.Option("--stage", help="Plan only this stage.")] = None,
+    launch: LaunchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """`rlhf plan`, whose help is in ``COMMANDS``."""
     from rlhf.config.assets import check_assets
     from rlhf.config.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(recipe, overrides or [], launch=launch)
     check_assets(loaded, only=stage)  # before seconds go into torch and into measuring the machine
     from rlhf.scale.plan import plan_recipe
 
@@ -36,7 +38,20 @@ def plan(
     if as_json:
         print(json.dumps(planned.as_dict(), indent=1, ensure_ascii=False))
     else:
-        print("\n".join(_lines(planned)))
+        print("\n".join([*_launch_lines(loaded), *_lines(planned)]))
+
+
+def _launch_lines(recipe: RecipeConfig) -> list[str]:
+    """Who starts the processes, where that is somebody."""
+    from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig, asked_of_ray
+
+    launch = recipe.launch
+    if isinstance(launch, TorchrunLaunchConfig):
+        return [f"launch: torchrun, {launch.processes} ranks on this machine; the figures below are of one process"]
+    if isinstance(launch, RayLaunchConfig):
+        where = f"the cluster at {launch.address}" if launch.address else "a cluster started here"
+        return [f"launch: ray, {where}; {'; '.join(asked_of_ray(launch))}; the figures below are of one process"]
+    return []
 
 
 def _lines(recipe_plan: RecipePlan) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.cli.options import DeviceOption, Overrides, QuietOption, console
+from rlhf.cli.options import DeviceOption, LaunchOption, Overrides, QuietOption, console
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
@@ -36,16 +38,23 @@ def run(
     ignore_code: IgnoreCodeOption = False,
     dry_run: DryRunOption = False,
     profile: ProfileOption = False,
+    launch: LaunchOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """`rlhf run`, whose help is in ``COMMANDS``."""
+    from rlhf.config.launch import TorchrunLaunchConfig
     from rlhf.config.recipe import load_recipe
+    from rlhf.distributed.launch_environment import is_launched
     from rlhf.distributed.ranks import launched_ranks
 
     options = {"from_stage": from_stage, "until": until, "force": force, "ignore_code": ignore_code}
     options["profile"] = profile
     with launched_ranks() as ranks:
-        chosen = load_recipe(recipe, overrides or [])
+        chosen = load_recipe(recipe, overrides or [], launch=launch)
+        if isinstance(chosen.launch, TorchrunLaunchConfig) and not dry_run and not is_launched(os.environ):
+            from rlhf.distributed.torchrun import run_as_ranks
+
+            raise typer.Exit(run_as_ranks(chosen.launch.processes, sys.argv[1:]))
         run_recipe(chosen, quiet=quiet or not ranks.is_main, dry_run=dry_run, **options)
 
 

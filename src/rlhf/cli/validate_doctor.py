@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlhf.cli.options import JsonOption, Overrides
+from rlhf.cli.options import JsonOption, LaunchOption, Overrides
 from rlhf.errors import printable
 
 
@@ -21,12 +21,13 @@ def validate(
             "--quick", help="Read the first 100 rows of each file and load no tokenizer; what `rlhf run` begins with."
         ),
     ] = False,
+    launch: LaunchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """`rlhf validate`, whose help is in ``COMMANDS``."""
     from rlhf.pipeline.validate import validate_file
 
-    validation = validate_file(recipe, overrides or [], deep=not quick)
+    validation = validate_file(recipe, overrides or [], launch=launch, deep=not quick)
     print(
         json.dumps(validation.to_dict(), indent=2, ensure_ascii=False) if as_json else printable(validation.to_text())
     )

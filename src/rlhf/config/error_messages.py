@@ -18,8 +18,8 @@ from rlhf.errors import did_you_mean
 
 TAG = "kind"
 """The key that tells the members of a union apart, in every config class but judges."""
-TAGS = (TAG, "type")
-"""And in those: a judge may be of a kind of reward."""
+TAGS = (TAG, "type", "launcher")
+"""And in those: a judge may be of a kind of reward, and a recipe's `launch` says its launcher."""
 
 Place = tuple[str | int, ...]
 MOST_SHOWN = 80

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from rlhf.config.base import BaseConfig, FilePath, apply_overrides, named_things, refusal
 from rlhf.config.error_messages import TAG, shortened
+from rlhf.config.launch import LaunchSpec, LocalLaunchConfig, launch_of_file
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
 from rlhf.config.overrides import blame_overrides
@@ -61,6 +62,8 @@ class RecipeConfig(BaseConfig):
     """CPU threads for torch; by default one for each core."""
     device: DeviceName = AUTO
     """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
+    launch: LaunchSpec = LocalLaunchConfig()
+    """Who starts the processes: nobody (`local`), `torchrun`, or `ray` with pools of actors. No result depends on it."""
     stages: dict[str, Stage]
     """Run in this order; a later one may use what an earlier one made."""
 
@@ -184,13 +187,28 @@ def _not_earlier(parent: str, name: str, seen: Sequence[str], stages: Mapping[st
     return f"but there is no such stage.{hint}"
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RecipeConfig:
+def read_recipe(path: Path | str, launch: Path | str | None = None) -> dict[str, Any]:
+    """A recipe's file as it is written, with the section `launch` of another file in the place of its own.
+
+    Raises:
+        ConfigError: One of them is not there or is not YAML, or the second is no such section.
+    """
+    tree = read_yaml(path)
+    return tree if launch is None else {**tree, "launch": launch_of_file(launch)}
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, launch: Path | str | None = None) -> RecipeConfig:
     """Read a YAML recipe, apply ``key.sub=value`` overrides, fill in environment variables, validate once.
+
+    Args:
+        path: Of the recipe.
+        overrides: Settings to change.
+        launch: A file that holds the section `launch` to be taken; None for the recipe's own.
 
     Raises:
         ConfigError: With every complaint.
     """
-    written, source = read_yaml(path), str(path)
+    written, source = read_recipe(path, launch), str(path)
 
     def read(tree: Mapping[str, Any]) -> RecipeConfig:
         return _recipe_of(tree, source)

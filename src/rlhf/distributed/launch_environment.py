@@ -26,6 +26,11 @@ class Launch:
     port: int
 
 
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher started this process, be it as the only one."""
+    return "WORLD_SIZE" in environ or "SLURM_STEP_NUM_TASKS" in environ
+
+
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
     """What the environment says; None for a process that runs by itself.
 

@@ -30,7 +30,7 @@ GATE_FILE = "gate.json"
 ALARM_FIELDS = ("stage", "step", "message", "guard", "metric", "value", "limit", "action", "false_alarms")
 
 
-def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
+def manifest(run_dir: Path, artifacts: Mapping[str, Artifact], *, launch: Mapping[str, Any]) -> dict[str, Any]:
     """Where everything in a run came from; ``rlhf lineage`` reads it back from any file."""
     code = {name: digest for artifact in artifacts.values() for name, digest in artifact.code.items()}
     listed = "".join(f"{name}={code[name]};" for name in sorted(code))
@@ -39,6 +39,7 @@ def manifest(run_dir: Path, artifacts: Mapping[str, Artifact]) -> dict[str, Any]
         "created": now(),
         "machine": machine(),
         "versions": dict(versions()),
+        "launch": dict(launch),
         "recipe": {"file": "recipe.yaml", "sha256": sha256(run_dir / "recipe.yaml")},
         "code": {"rlhf": __version__, "sha256": hashlib.sha256(listed.encode()).hexdigest()[:16]},
         "artifacts": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlhf.config.launch import RayLaunchConfig
 from rlhf.config.rank_limits import refused_of_stage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
@@ -24,6 +25,8 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
     if ranks.size == 1:
         return
     problems = []
+    if isinstance(recipe.launch, RayLaunchConfig):
+        problems.append("launch.launcher: ray has one process that trains, and a launcher of ranks started this one")
     if resolve_device(recipe.device).type != "cpu":
         problems.append("device: only `cpu` so far")
     for name, stage in recipe.stages.items():

@@ -25,6 +25,7 @@ from rlhf.errors import CheckpointError, ConfigError, DataError, InterruptedRun,
 from rlhf.files import sha256, storage_errors, write_json, write_text
 from rlhf.models.device import describe_device, model_device, placed_on
 from rlhf.pipeline import archive
+from rlhf.pipeline.actors import actors_of
 from rlhf.pipeline.archive import events_of
 from rlhf.pipeline.artifacts import STARTED, Artifact, Started, content_hash, plain_numbers, stage_files
 from rlhf.pipeline.judge_certificates import uncertified_judges
@@ -143,16 +144,20 @@ class Pipeline:
         if all(plan.action is Action.KEPT for plan in plans) and self._is_up_to_date(recipe):
             return self._nothing_to_do(plans, brief=options.brief)
         self._announce(plans, brief=options.brief)
-        if options.request:
-            write_json(self.run_dir / REQUEST, {"request": options.request, "number": planner.request})
-        write_text(self.run_dir / "recipe.yaml", recipe)
-        try:
-            self._do_all(planner, plans, brief=options.brief)
-        except KeyboardInterrupt:  # who presses Ctrl-C twice does not wait for a page
-            raise
-        except BaseException as err:
-            self._report_failure(err)
-            raise
+        undone = [plan.name for plan in plans if not plan.is_there]
+        with actors_of(
+            self.recipe, undone
+        ):  # first: pools that can't be placed are reported before anything is written
+            if options.request:
+                write_json(self.run_dir / REQUEST, {"request": options.request, "number": planner.request})
+            write_text(self.run_dir / "recipe.yaml", recipe)
+            try:
+                self._do_all(planner, plans, brief=options.brief)
+            except KeyboardInterrupt:  # who presses Ctrl-C twice does not wait for a page
+                raise
+            except BaseException as err:
+                self._report_failure(err)
+                raise
         (self.run_dir / REQUEST).unlink(missing_ok=True)
         report = write_report(self.run_dir)
         self._say_where(report, only=plans[-1].name if options.brief else None)
@@ -379,7 +384,8 @@ class Pipeline:
     def _tell(self, *, of: Sequence[str]) -> None:
         """Manifest and summary of what this run has done so far; what it is still to do again is no outcome any more."""
         self._add_others(but=of)
-        write_json(self.run_dir / "manifest.json", manifest(self.run_dir, self.artifacts))
+        launch = self.recipe.launch.model_dump(mode="json")
+        write_json(self.run_dir / "manifest.json", manifest(self.run_dir, self.artifacts, launch=launch))
         write_json(self.run_dir / "summary.json", summary(self.run_dir, self.artifacts))
 
     def _add_others(self, *, but: Sequence[str]) -> None:

@@ -8,13 +8,14 @@ from importlib import import_module
 from typing import Any, Literal
 
 from rlhf.config.engines import EngineConfig
+from rlhf.distributed.current_cluster import pool_of
 from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 
 
 def build_engine(
     policy: SamplablePolicy, config: EngineConfig, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
 ) -> Any:
-    """A sampler of this policy; it starts with the first request.
+    """A sampler of this policy; it starts with the first request. A pool of them, where the recipe's `launch` has one.
 
     Args:
         policy: Who is sampled.
@@ -24,6 +25,9 @@ def build_engine(
     Returns:
         A ``RolloutEngine``, with whatever more its kind has.
     """
+    if (pool := pool_of("engines")) is not None:
+        # By text: no result depends on it, so it is in no stage's key.
+        return import_module("rlhf.rollout.engine_pool").build_pooled(*pool, policy, config, autocast=autocast)
     module, _, function = config.builds.partition(":")
     return getattr(import_module(module), function)(policy, config, autocast=autocast)
 

@@ -131,12 +131,7 @@ class SnapshotSampler:
         Args:
             read: Fills a buffer with the bytes of the next weight.
         """
-        size = max((parameter.nbytes for parameter in self._changing), default=0)
-        staging = torch.empty(size, dtype=torch.uint8)
-        for parameter in self._changing:
-            part = staging[: parameter.nbytes]
-            read(part.numpy().data)
-            parameter.copy_(part.view(parameter.dtype).view(parameter.shape))
+        read_weights(self._changing, read)
 
     def sample(self, job: Job) -> Sampled:
         """Completions of the newest weights."""
@@ -150,6 +145,22 @@ class SnapshotSampler:
             rollout_index=request.rollout_index,
         )
         return Sampled(groups, self.policy.fingerprint() if job.wants_fingerprint else None, self.engine.figures)
+
+
+@torch.no_grad()
+def read_weights(parameters: Sequence[torch.Tensor], read: Callable[[memoryview], object]) -> None:
+    """Overwrite parameters with bytes as ``weight_bytes`` gives them.
+
+    Args:
+        parameters: In the order in which their bytes come.
+        read: Fills a buffer with the bytes of the next one.
+    """
+    size = max((parameter.nbytes for parameter in parameters), default=0)
+    staging = torch.empty(size, dtype=torch.uint8)
+    for parameter in parameters:
+        part = staging[: parameter.nbytes]
+        read(part.numpy().data)
+        parameter.copy_(part.view(parameter.dtype).view(parameter.shape))
 
 
 def weight_bytes(parameter: torch.Tensor) -> memoryview:

@@ -11,8 +11,7 @@ from typing import Any
 from rlhf.config.base import apply_overrides
 from rlhf.config.error_messages import TAG
 from rlhf.config.overrides import complaint_lines, complaints_of, mark_overrides, name_missing_stages
-from rlhf.config.recipe import RecipeConfig, expand_variables
-from rlhf.config.yaml_text import read_yaml
+from rlhf.config.recipe import RecipeConfig, expand_variables, read_recipe
 from rlhf.errors import ConfigError
 from rlhf.pipeline.validate.assets import tell_missing_assets
 from rlhf.pipeline.validate.draft import draft_of
@@ -21,6 +20,7 @@ from rlhf.pipeline.validate.functions import check_functions
 from rlhf.pipeline.validate.input_paths import check_places
 from rlhf.pipeline.validate.judge_review import check_judges
 from rlhf.pipeline.validate.judge_rewards import check_judge_rewards
+from rlhf.pipeline.validate.launch import check_launch
 from rlhf.pipeline.validate.own_code import check_own_code
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources
@@ -79,13 +79,15 @@ def validate_recipe(recipe: RecipeConfig, *, deep: bool = True, source: str | No
     return _validation(review, source or recipe.name)
 
 
-def validate_file(path: Path | str, overrides: Sequence[str] = (), *, deep: bool = True) -> Validation:
+def validate_file(
+    path: Path | str, overrides: Sequence[str] = (), *, launch: Path | str | None = None, deep: bool = True
+) -> Validation:
     """Validate a recipe's file; where some of its settings are not valid, what can be known of the rest is found too.
 
     Raises:
         ConfigError: It is not there, is not YAML, or an override can't be applied: there is nothing to look at.
     """
-    written, source = read_yaml(path), str(path)
+    written, source = read_recipe(path, launch), str(path)
 
     def read(settings: Mapping[str, Any]) -> RecipeConfig:
         return RecipeConfig.of(expand_variables(settings, source), source=source)
@@ -129,6 +131,7 @@ def _look(review: Review) -> None:
     check_settings(review)
     check_judges(review)
     check_resources(review)
+    check_launch(review)
     check_first_rows(review)
     check_judge_rewards(review)
     if review.deep:

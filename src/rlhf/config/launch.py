@@ -1,0 +1,163 @@
+"""Who starts the processes of a recipe: nobody, torchrun or Ray. What a stage results in does not depend on it, and no stage's key holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rlhf.config.base import BaseConfig, FilePath
+from rlhf.config.yaml_text import read_yaml
+
+LAUNCHER = "launcher"
+"""The key that tells launchers apart."""
+
+
+class LocalLaunchConfig(BaseConfig):
+    """This process alone, or the ranks of the launcher that started it."""
+
+    launcher: Literal["local"] = "local"
+
+
+class TorchrunLaunchConfig(BaseConfig):
+    """Ranks on this machine, as `torchrun --nproc-per-node` starts them; a process that is a rank already starts no others."""
+
+    launcher: Literal["torchrun"]
+    processes: int = Field(2, ge=2)
+    """Ranks, each a process."""
+
+
+class PoolConfig(BaseConfig):
+    """A pool of actors that do the same."""
+
+    replicas: int = Field(1, ge=1)
+    """Actors."""
+    cpus: float = Field(1.0, ge=0)
+    """Cores of each, as Ray counts them; also its threads of torch, at least one."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs of each; below 1 it shares one with others."""
+    memory_gib: float | None = Field(None, gt=0)
+    """Memory of each, as Ray counts it; Ray does not hold an actor to it."""
+    start_timeout_seconds: float = Field(300.0, gt=0)
+    """For an actor to be ready."""
+    timeout_seconds: float = Field(600.0, gt=0)
+    """For one piece of work; an actor that takes longer is killed and replaced."""
+    max_restarts: int = Field(3, ge=0)
+    """How often in a row an actor is replaced, or a piece of work given to another one, before the run ends."""
+
+    @model_validator(mode="after")
+    def _gpus_are_whole_or_shared(self) -> Self:
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ValueError(
+                f"gpus is {self.gpus:g}; Ray gives a part of one GPU, or whole ones: wanted up to 1, or a whole number"
+            )
+        return self
+
+    @property
+    def threads(self) -> int:
+        """Of torch, in each replica."""
+        return max(1, int(self.cpus))
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What Ray reserves for each replica; memory in bytes."""
+        asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(int((self.memory_gib or 0) * 2**30))}
+        return {name: amount for name, amount in asked.items() if amount}
+
+
+class EnginePoolConfig(PoolConfig):
+    """Engines that sample a policy's completions, of the kind that a stage's `engine` says."""
+
+    weights: Literal["object_store", "folder"] = "object_store"
+    """How new weights reach them: by Ray's object store, or as a safetensors file in `folder`."""
+    folder: FilePath | None = None
+    """Where that file lies: one that all nodes see; by default a temporary one of this machine."""
+    prompts_per_unit: int | None = Field(None, ge=1)
+    """Prompts, with all their completions, that an engine is given at a time; by default a rollout is cut into two units for each
+    engine, and is one unit where there is one engine. Log-probabilities depend on it by rounding, as on the size of any batch."""
+    reissue_after: float | None = Field(3.0, gt=1)
+    """A unit that takes so many times as long as its length lets expect is given to an idle engine, too, and the first answer is taken;
+    null for never."""
+
+
+class PoolsConfig(BaseConfig):
+    """Pools by role; what has no pool is done by the process that trains."""
+
+    engines: EnginePoolConfig | None = None
+    """Sample the completions of stages that learn from them."""
+
+    def by_role(self) -> dict[str, PoolConfig]:
+        """Those that are asked for."""
+        pools = {role: getattr(self, role) for role in type(self).model_fields}
+        return {role: pool for role, pool in pools.items() if pool is not None}
+
+
+class RayLaunchConfig(BaseConfig):
+    """One process that trains, and pools of Ray's actors that work for it."""
+
+    launcher: Literal["ray"]
+    address: str | None = None
+    """Of a running cluster: `HOST:PORT`, or `auto` for the one of this machine; null to start one here that ends with the run."""
+    pools: PoolsConfig = PoolsConfig(engines=EnginePoolConfig())
+    """Actors by role."""
+    placement: Literal["colocated", "separate"] = "separate"
+    """`separate`: each replica where there is room, spread over nodes. `colocated`: one replica of each pool together on a node, and
+    on one GPU where their parts of it add up to no more than 1."""
+    placement_timeout_seconds: float = Field(20.0, gt=0)
+    """For Ray to reserve what the pools need; a cluster that adds nodes on demand needs minutes."""
+    object_store_gib: float | None = Field(None, gt=0)
+    """Shared memory of a cluster that is started here; by default Ray's own choice, about a third of the memory."""
+
+    @model_validator(mode="after")
+    def _starts_what_it_sizes(self) -> Self:
+        if self.address is not None and self.object_store_gib is not None:
+            raise ValueError(
+                "object_store_gib sizes a cluster that is started here, and address names a running one; leave one out"
+            )
+        return self
+
+
+def _with_launcher(value: Any) -> Any:
+    """A plain word stands for the launcher of that name with its defaults."""
+    if isinstance(value, str):
+        return {LAUNCHER: value}
+    return {LAUNCHER: "local", **value} if isinstance(value, Mapping) else value
+
+
+LaunchConfig = LocalLaunchConfig | TorchrunLaunchConfig | RayLaunchConfig
+LaunchSpec = Annotated[LaunchConfig, Field(discriminator=LAUNCHER), BeforeValidator(_with_launcher)]
+"""A recipe's `launch:`."""
+
+
+class LaunchFile(BaseConfig):
+    """What the file of `rlhf run --launch FILE` is checked as, under the key that it has in a recipe."""
+
+    launch: LaunchSpec
+
+
+def launch_of_file(path: Path | str) -> dict[str, Any]:
+    """What the file of ``--launch`` holds, checked.
+
+    Raises:
+        ConfigError: It is not there, is not YAML, or is not the section `launch` of a recipe.
+    """
+    tree = read_yaml(path)
+    LaunchFile.of({"launch": tree}, source=str(path))
+    return tree
+
+
+def asked_of_ray(launch: RayLaunchConfig) -> Iterator[str]:
+    """What each pool asks for, in words."""
+    for role, pool in launch.pools.by_role().items():
+        yield f"{role}: {pool.replicas} x ({resource_words(pool.resources)})"
+
+
+def resource_words(resources: Mapping[str, float]) -> str:
+    """`2 CPU, 0.4 GPU, 8 GiB memory`, as Ray counts them."""
+    known = {"CPU": "CPU", "GPU": "GPU"}
+    words = [f"{resources[name]:g} {word}" for name, word in known.items() if name in resources]
+    if "memory" in resources:
+        words.append(f"{resources['memory'] / 2**30:.3g} GiB memory")
+    return ", ".join(words) or "nothing"

@@ -1,0 +1,332 @@
+"""Ray, and nowhere else: a cluster is started or joined, places for pools are reserved, actors are started, asked and killed.
+
+Ray's own restart of an actor would bring back the object as it was made first, engines with the weights of version 0; so actors are never
+restarted by Ray, but by ``rlhf.distributed.actor_pool``, which prepares them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlhf import errors
+from rlhf.config.launch import PoolConfig, RayLaunchConfig, asked_of_ray, resource_words
+from rlhf.distributed.actor_calls import ActorLostError
+from rlhf.errors import ConfigError, RLHFError, TrainingError, require, text_of
+
+logger = logging.getLogger(__name__)
+
+TOKEN = secrets.token_hex(16)
+"""Of a cluster that this process starts: whoever else is on the machine can't run code in it, and nothing is written to ~/.ray."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray 2.60 otherwise warns about at every start
+}
+LAST_LINES = 3
+"""Of a traceback, in a message."""
+
+
+class Answer:
+    """What a call of an actor gives: a value, or why there is none."""
+
+    def __init__(self, value: Any = None, *, refused: RLHFError | None = None, failed: str = "") -> None:
+        self.value = value
+        self.refused = None if refused is None else (type(refused).__name__, text_of(refused))
+        self.failed = failed
+
+
+class Host:
+    """Lives in the actor's process, and calls the methods of one object there."""
+
+    def __init__(self, builds: str, threads: int) -> None:
+        self.builds = builds
+        self.threads = threads
+        self.built: Any = None
+
+    def start(self, *arguments: Any) -> Answer:
+        """Make the object; ``started()`` of it answers."""
+
+        def build() -> Any:
+            import torch
+
+            torch.set_num_threads(self.threads)
+            module, _, function = self.builds.partition(":")
+            self.built = getattr(importlib.import_module(module), function)(*arguments)
+            return self.built.started()
+
+        return self._answered(build)
+
+    def ask(self, method: str, *arguments: Any) -> Answer:
+        """Call a method of the object."""
+        return self._answered(lambda: getattr(self.built, method)(*arguments))
+
+    def _answered(self, action: Any) -> Answer:
+        try:
+            return Answer(action())
+        except RLHFError as err:
+            return Answer(refused=err)
+        except Exception as err:
+            where = "".join(traceback.format_tb(err.__traceback__)[-1:]).strip().splitlines()
+            return Answer(failed=f"raised {type(err).__name__}: {text_of(err)} ({' '.join(where[:1]).strip()})")
+
+
+class RayCall:
+    """See ``rlhf.distributed.actor_calls.Call``."""
+
+    def __init__(self, ray: Any, ref: Any) -> None:
+        self.ray = ray
+        self.ref = ref
+
+    def result(self) -> Any:
+        """The answer of a call that is done."""
+        try:
+            answer: Answer = self.ray.get(self.ref)
+        except self.ray.exceptions.RayError as err:
+            raise ActorLostError(_how_it_was_lost(err)) from None
+        if answer.failed:
+            raise ActorLostError(answer.failed)
+        if answer.refused is not None:
+            kind, text = answer.refused
+            raise getattr(errors, kind, TrainingError)(text)
+        return answer.value
+
+
+class RayActor:
+    """See ``rlhf.distributed.actor_calls.Actor``."""
+
+    def __init__(self, ray: Any, handle: Any) -> None:
+        self.ray = ray
+        self.handle = handle
+
+    def ask(self, method: str, *arguments: Any) -> RayCall:
+        """Begin a call."""
+        return RayCall(self.ray, self.handle.ask.remote(method, *arguments))
+
+    def kill(self) -> None:
+        """End its process."""
+        with contextlib.suppress(Exception):  # it may be gone, and the cluster with it
+            self.ray.kill(self.handle, no_restart=True)
+
+
+class RayCluster:
+    """See ``rlhf.distributed.actor_calls.Cluster``. Nothing is started before ``open``.
+
+    Args:
+        launch: Which cluster, and what its pools need.
+    """
+
+    def __init__(self, launch: RayLaunchConfig) -> None:
+        self.launch = launch
+        self.pools: Mapping[str, PoolConfig] = launch.pools.by_role()
+        """By role."""
+        self._ray: Any = None
+        self._started_here = False
+        self._group: Any = None
+
+    @property
+    def ray(self) -> Any:
+        """The module; connects at the first use."""
+        self.open()
+        return self._ray
+
+    def open(self) -> None:
+        """Start or join the cluster, and reserve what the pools need.
+
+        Raises:
+            MissingExtraError: There is no Ray in this environment.
+            ConfigError: There is no cluster at the address, or it has no room for the pools.
+        """
+        if self._ray is not None:
+            return
+        self._ray = self._connected()
+        try:
+            self._reserve()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give back what was reserved, which ends all actors, and leave the cluster; one that was started here ends."""
+        ray, self._ray = self._ray, None
+        if ray is None:
+            return
+        with contextlib.suppress(Exception):
+            if self._group is not None and ray.is_initialized():
+                ray.util.remove_placement_group(self._group)
+        self._group = None
+        if self._started_here:
+            with _signals_kept():
+                ray.shutdown()
+
+    def put(self, value: Any) -> Any:
+        """A reference to a copy of a value in the object store."""
+        return self.ray.put(value)
+
+    @property
+    def object_store_bytes(self) -> int:
+        """Room for objects on the smallest node; what is larger goes to disk, and is slow."""
+        sizes = [node["Resources"].get("object_store_memory", 0.0) for node in self._live_nodes()]
+        return int(min(sizes, default=0))
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that are there."""
+        return len(self._live_nodes())
+
+    def start_actor(self, role: str, replica: int, builds: str, arguments: Sequence[Any]) -> tuple[RayActor, RayCall]:
+        """Let an actor begin in its place."""
+        ray, pool = self.ray, self.pools[role]
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        place = strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._bundle(role, replica)
+        )
+        handle = (
+            ray.remote(Host)
+            .options(
+                num_cpus=pool.cpus, num_gpus=pool.gpus, memory=int(pool.resources.get("memory", 0)) or None,
+                scheduling_strategy=place, max_restarts=0, max_task_retries=0,
+            )
+            .remote(builds, pool.threads)
+        )  # fmt: skip
+        return RayActor(ray, handle), RayCall(ray, handle.start.remote(*arguments))
+
+    def wait(self, calls: Sequence[RayCall], timeout_seconds: float) -> list[RayCall]:
+        """Those that are done."""
+        by_ref = {call.ref: call for call in calls}
+        done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
+        if len(done) < len(by_ref):
+            rest = [ref for ref in by_ref if ref not in done]
+            done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        return [by_ref[ref] for ref in done]
+
+    def _connected(self) -> Any:
+        """Ray, with a cluster; what it would change in this process stays as it was."""
+        if self.launch.address is None and "RAY_AUTH_MODE" not in os.environ:
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        ray = require("ray", extra="scale", needed_for="launcher: ray")
+        if ray.is_initialized():  # a script's own; it is left as it is
+            return ray
+        how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+        if self.launch.address is None:
+            how |= {"include_dashboard": False}
+            if self.launch.object_store_gib is not None:
+                how["object_store_memory"] = int(self.launch.object_store_gib * 2**30)
+        else:
+            how |= {"address": self.launch.address}
+        try:
+            with _signals_kept():
+                ray.init(**how)
+        except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as err:
+            raise ConfigError(_no_cluster(self.launch.address, err)) from None
+        self._started_here = True
+        _take_over_messages()
+        return ray
+
+    def _reserve(self) -> None:
+        """A placement group with a bundle for each replica, or for one replica of each pool."""
+        bundles = self._bundles()
+        if not bundles:
+            return
+        strategy = "PACK" if self.launch.placement == "colocated" else "SPREAD"
+        self._group = self._ray.util.placement_group(bundles, strategy=strategy)
+        if not self._group.wait(self.launch.placement_timeout_seconds):
+            raise ConfigError(
+                f"Ray can't place the pools of launch.pools: {'; '.join(asked_of_ray(self.launch))} ({self.launch.placement}) did not fit "
+                f"within {self.launch.placement_timeout_seconds:g} seconds (placement_timeout_seconds). {self._free()} Lower `replicas`, "
+                "`cpus`, `gpus` or `memory_gib`, end what else runs there, or add nodes."
+            )
+
+    def _bundles(self) -> list[dict[str, float]]:
+        # Ray makes no empty bundle, and a replica may need nothing.
+        if self.launch.placement == "separate":
+            return [pool.resources or {"CPU": 0.001} for pool in self.pools.values() for _ in range(pool.replicas)]
+        bundles: list[dict[str, float]] = []
+        for pool in self.pools.values():
+            for replica in range(pool.replicas):
+                bundles += [{}] if replica == len(bundles) else []
+                for name, amount in pool.resources.items():
+                    bundles[replica][name] = bundles[replica].get(name, 0.0) + amount
+        return [bundle or {"CPU": 0.001} for bundle in bundles]
+
+    def _bundle(self, role: str, replica: int) -> int:
+        if self.launch.placement == "colocated":
+            return replica
+        before = 0
+        for name, pool in self.pools.items():
+            if name == role:
+                return before + replica
+            before += pool.replicas
+        raise AssertionError(f"no pool {role}")
+
+    def _live_nodes(self) -> list[Any]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def _free(self) -> str:
+        """What each node has and what of it is free, in words."""
+        state = importlib.import_module("ray._private.state")
+        try:
+            available = state.available_resources_per_node()
+        except Exception:
+            available = {}
+        words = []
+        for node in self._live_nodes():
+            has, free = node["Resources"], available.get(node["NodeID"], {})
+            shown = {name: free.get(name, 0.0) for name in ("CPU", "GPU", "memory") if name in has or name != "memory"}
+            whole = {name: has.get(name, 0.0) for name in shown}
+            words.append(f"{node['NodeManagerAddress']}: {resource_words(shown)} of {resource_words(whole)}")
+        return f"Free are, by node: {'; '.join(words)}."
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray's handler of SIGTERM would end the process without saving; whoever asks a run to stop asks the run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _take_over_messages() -> None:
+    """Ray prints a paragraph to standard output for each actor that ends; a pool says the same in a line, as an alarm of the run."""
+    worker = importlib.import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):  # no public switch turns it off (Ray 2.60)
+        worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
+
+
+def _no_cluster(address: str | None, err: BaseException) -> str:
+    said = text_of(err).strip().splitlines()
+    why = said[0][:300] if said else type(err).__name__
+    if address is None:
+        return f"Ray can't be started on this machine: {why}"
+    return (
+        f"There is no Ray cluster to join at launch.address {address!r}: {why} Start one with `ray start --head`, or leave address out to "
+        "start one with the run."
+    )
+
+
+def _how_it_was_lost(err: BaseException) -> str:
+    """Of Ray's paragraphs, the part that says what happened."""
+    text = text_of(err)
+    if "OOM" in type(err).__name__ or "OutOfMemory" in type(err).__name__:
+        return f"was ended by Ray, because the memory of its node ran out: {text.splitlines()[0][:200]}"
+    for line in reversed(text.splitlines()):
+        if "exit detail:" in line:
+            detail = line.partition("exit detail:")[2].strip().partition(". Some common causes")[0]
+            return f"ended ({detail[:200]})"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"was lost: {type(err).__name__}, {' '.join(lines[-LAST_LINES:])[:300]}"

@@ -1,0 +1,37 @@
+"""Ranks on this machine, started by torch's own launcher: what ``torchrun --standalone --nproc-per-node N -m rlhf ...`` does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rlhf.errors import InterruptedRun
+
+FAILED = 1
+"""Exit code where no rank left one."""
+
+
+def run_as_ranks(processes: int, arguments: Sequence[str]) -> int:
+    """Run ``python -m rlhf ARGUMENTS`` as several ranks, and wait for all of them.
+
+    Rank 0 prints what is to be said, errors too. A signal is passed on to the ranks, which end after a step with a checkpoint.
+
+    Returns:
+        The exit code: that of rank 0 where it failed, else that of the rank which failed first.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 has said why
+    how = ["--standalone", "--nproc-per-node", str(processes), "--module", "rlhf", *arguments]
+    try:
+        run(parse_args(how))
+    except SignalException:
+        return InterruptedRun.exit_code
+    except ChildFailedError as err:
+        codes = {rank: failure.exitcode for rank, failure in err.failures.items()}
+        first, _ = err.get_first_failure()
+        code = codes.get(0, codes[first])
+        return code if code > 0 else FAILED
+    return 0

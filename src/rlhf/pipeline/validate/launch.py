@@ -1,0 +1,67 @@
+"""Whether what ``launch`` asks for can be had, as far as that is known before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig, asked_of_ray, resource_words
+from rlhf.config.rank_limits import refused_of_stage
+from rlhf.config.threads import usable_cores
+from rlhf.errors import ConfigError, MissingExtraError, pip_line
+from rlhf.pipeline.doctor import probes
+from rlhf.pipeline.validate.review import Review
+
+RECORD = "artifact.json"
+
+
+def check_launch(review: Review) -> None:
+    """Compare what the launcher is asked for with this machine, and with the stages."""
+    launch = review.recipe.launch
+    if isinstance(launch, TorchrunLaunchConfig):
+        _check_ranks(review)
+    if isinstance(launch, RayLaunchConfig):
+        _check_pools(review, launch)
+
+
+def _check_ranks(review: Review) -> None:
+    run_dir = Path(review.recipe.output_dir) / review.recipe.name
+    for name, stage in review.each_stage():
+        if (run_dir / name / RECORD).is_file():
+            continue
+        for setting in refused_of_stage(stage):
+            review.error(
+                "", f"launcher: torchrun can't do this yet: {setting} (docs/ranks.md lists what ranks can do)."
+            )
+
+
+def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
+    if importlib.util.find_spec("ray") is None:
+        review.error(
+            "launch.launcher", f"ray needs the package 'ray'. Install it with: {pip_line('scale')}", MissingExtraError
+        )
+    for _, stage in review.each_stage():
+        if launch.pools.engines is not None and getattr(stage, "async_rollouts", None) is not None:
+            review.error(
+                "async_rollouts",
+                "It samples in a process of its own, and launch.pools.engines in actors; leave one of them out.",
+            )
+    if launch.address is not None:
+        review.leave(f"whether the cluster at {launch.address} has room for {'; '.join(asked_of_ray(launch))}")
+        return
+    asked = {"CPU": 0.0, "GPU": 0.0, "memory": 0.0}
+    for pool in launch.pools.by_role().values():
+        for name, amount in pool.resources.items():
+            asked[name] += pool.replicas * amount
+    has = {"CPU": float(usable_cores()), "GPU": asked["GPU"], "memory": float(probes.memory_bytes() or asked["memory"])}
+    if not probes.may_have_gpu():
+        has["GPU"] = 0.0
+    lacking = [name for name in asked if asked[name] > has[name]]
+    if lacking:
+        wanted = {name: amount for name, amount in asked.items() if amount}
+        review.error(
+            "launch.pools",
+            f"They ask for {resource_words(wanted)} ({'; '.join(asked_of_ray(launch))}), and a cluster that is started on this machine has "
+            f"{resource_words({name: has[name] for name in lacking})}; lower them, or name a cluster in launch.address.",
+            ConfigError,
+        )

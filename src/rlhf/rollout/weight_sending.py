@@ -1,0 +1,160 @@
+"""Weights on their way to the engines of a pool: one copy in Ray's object store, or one safetensors file."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from rlhf.config.launch import EnginePoolConfig
+from rlhf.distributed.ray_cluster import RayCluster
+from rlhf.errors import ConfigError, ModelError
+from rlhf.files import check_space, make_folder, storage_errors
+from rlhf.formatting import bytes_text
+from rlhf.models.folders import weights_fingerprint
+from rlhf.models.policy import PolicyModel
+from rlhf.rollout.snapshot import weight_bytes
+
+FILES_KEPT = 2
+"""Newest weights in the folder: an engine may still read the ones before."""
+STORE_SHARE = 0.4
+"""Of the object store that one version may take: the next one is put there while engines may still read the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentWeights:
+    """One version."""
+
+    version: int
+    checksum: str
+    """Of the parameters that training changes."""
+    argument: Any
+    """What an engine is given for them: a reference into the object store, or a path."""
+
+
+class WeightSender:
+    """Puts weights where every engine of a pool can read them.
+
+    Args:
+        cluster: Of the engines.
+        settings: By which way, and where.
+        notify: Called with a message where the object store is too small and a file is taken in its place.
+    """
+
+    def __init__(self, cluster: RayCluster, settings: EnginePoolConfig, *, notify: Callable[[str], None]) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.notify = notify
+        self.newest: SentWeights | None = None
+        self._folder: Path | None = None
+        self._count = 0
+        self._files: list[Path] = []
+        self._too_small = False
+
+    def send_policy(self, policy: PolicyModel) -> Any:
+        """A copy of the whole policy, as it is now.
+
+        Raises:
+            ModelError: It can't be copied into another process.
+            ConfigError, StorageError: There is no place for it.
+        """
+        size = sum(parameter.nbytes for parameter in policy.parameters())
+        try:
+            if self._by_folder(size):
+                path = self._new_file(size, "policy.pt")
+                with storage_errors(path):
+                    torch.save(policy, path)
+                return str(path)
+            buffer = io.BytesIO()
+            torch.save(policy, buffer)
+        except (AttributeError, TypeError, RuntimeError) as err:
+            raise ModelError(
+                f"Engines of a pool sample with copies of the policy, and this policy can't be sent to another process "
+                f"({type(err).__name__}: {err}). Leave launch.pools.engines out."
+            ) from err
+        return self.cluster.put(buffer.getvalue())
+
+    def send(self, policy: PolicyModel, version: int) -> SentWeights:
+        """The weights that training changes, as they are now; those that were sent last where they are still the same."""
+        changing = policy.trainable_parameters()
+        checksum = weights_fingerprint(changing.items())
+        if self.newest is None or self.newest.checksum != checksum:
+            self.newest = SentWeights(version, checksum, self._put(changing))
+        elif self.newest.version != version:
+            self.newest = SentWeights(version, checksum, self.newest.argument)
+        return self.newest
+
+    def close(self) -> None:
+        """Forget what was sent."""
+        self.newest = None
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._files = []
+
+    def _put(self, changing: Mapping[str, torch.Tensor]) -> Any:
+        size = sum(parameter.nbytes for parameter in changing.values())
+        if not self._by_folder(size):
+            return self.cluster.put(
+                {name: np.frombuffer(weight_bytes(value), dtype=np.uint8) for name, value in changing.items()}
+            )
+        self._count += 1
+        path = self._new_file(size, f"weights-{self._count}.safetensors")
+        aside = path.with_suffix(".tmp")
+        with storage_errors(path):
+            save_file({name: value.detach().cpu().contiguous() for name, value in changing.items()}, aside)
+            os.replace(aside, path)
+        for old in self._files[:-FILES_KEPT]:
+            old.unlink(missing_ok=True)
+        self._files = self._files[-FILES_KEPT:]
+        return str(path)
+
+    def _by_folder(self, size: int) -> bool:
+        """Whether a file is written: because it was asked for, or the object store is too small."""
+        if self.settings.weights == "folder":
+            return True
+        room = self.cluster.object_store_bytes
+        if size <= STORE_SHARE * room:
+            return False
+        too_small = (
+            f"The weights take {bytes_text(size)}, and Ray's object store has {bytes_text(room)} on its smallest node, of which "
+            f"{STORE_SHARE:.0%} may be taken by one version"
+        )
+        if self.settings.folder is None and self.cluster.num_nodes > 1:
+            raise ConfigError(
+                f"{too_small}. Name a folder that all nodes see in launch.pools.engines.folder, or give Ray more "
+                "(`ray start --object-store-memory`)."
+            )
+        if not self._too_small:
+            self._too_small = True
+            self.notify(f"{too_small}; they go through files in {self._place()}.")
+        return True
+
+    def _new_file(self, size: int, name: str) -> Path:
+        folder = self._place()
+        make_folder(folder)
+        check_space(folder, size, purpose="Weights for the engines", advice="Name another launch.pools.engines.folder.")
+        self._files.append(folder / name)
+        return folder / name
+
+    def _place(self) -> Path:
+        if self._folder is None:
+            above = self.settings.folder
+            if above is None and self.cluster.num_nodes > 1:
+                raise ConfigError(
+                    "`weights: folder` on a cluster of several nodes needs launch.pools.engines.folder: one that all of them see."
+                )
+            if above is not None:
+                make_folder(Path(above))
+            self._folder = Path(tempfile.mkdtemp(prefix="rlhf-weights-", dir=above))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder
