@@ -25,6 +25,26 @@ def an_h100(monkeypatch):
     monkeypatch.setattr("tests.fixtures.pretend_gpu.NAME", "NVIDIA H100 80GB HBM3")
 
 
+def grpo_on_a_gpu(folder, **changes):
+    (folder / "prompts.jsonl").write_text('{"prompt": "a"}\n' * 8)
+    stage = {
+        "kind": "grpo", "model": "embedded", "prompts": str(folder / "prompts.jsonl"), "group_size": 2, "minibatch_size": 2,
+        "prompts_per_rollout": 2, "reward": [{"kind": "learned", "source": "embedded"}] * 2,
+    }  # fmt: skip
+    asked = RecipeConfig.of({"name": "run", "threads": 1, "device": "cpu", "stages": {"grpo": {**stage, **changes}}})
+    (planned,) = plan_recipe(asked, gpu_name="H100").stages
+    return planned.memory
+
+
+def test_a_plan_counts_models_that_wait_on_the_cpu_one_at_a_time(tmp_path):
+    staying, waiting = (grpo_on_a_gpu(tmp_path, **changes) for changes in ({}, {"offload": ["reference", "reward"]}))
+    one = staying["reference"]
+    assert staying["reward models"] == pytest.approx(2 * one, rel=1e-2)
+    assert {"reference", "reward models"}.isdisjoint(waiting)
+    assert waiting["offloaded model in use"] == pytest.approx(one, rel=1e-2)
+    assert sum(staying.values()) - sum(waiting.values()) == pytest.approx(2 * one, rel=1e-2)
+
+
 @pytest.mark.usefixtures("an_h100")
 def test_a_plan_is_made_for_the_gpu_that_the_recipe_runs_on(tmp_path):
     with pretend_gpu():

@@ -15,6 +15,7 @@ from rlhf.config.formulas import PolicyFormula
 from rlhf.config.hacking import HackingConfig
 from rlhf.config.held_out import HeldOutConfig
 from rlhf.config.kl import KLConfig, MovingReferenceConfig, default_of
+from rlhf.config.offload_limits import Offloadable, check_offload
 from rlhf.config.policy_losses import OF_SOME_LOSSES, POLICY_LOSSES
 from rlhf.config.training import TrainConfig, Truncation
 
@@ -141,6 +142,9 @@ class RLConfig(TrainConfig):
     moving_reference: MovingReferenceConfig | None = None
     """Let the reference follow the policy; null where it stays. It is a copy of the policy then, also with an adapter, and the KL is that
     to where it is."""
+    offload: list[Offloadable] = Field(default_factory=list)
+    """Frozen models whose weights wait in the CPU's memory and are copied to the GPU while they score a rollout: `reference`, `reward`
+    (reward models, that of the judge included). Same results (docs/devices.md); on a CPU nothing changes."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, exact over the vocabulary."""
     missing_eos_penalty: float = Field(0.0, ge=0)
@@ -237,6 +241,11 @@ class RLConfig(TrainConfig):
             raise ValueError(
                 "moving_reference moves what the KL pulls towards, and nothing does where kl.where is 'none'; leave one of the two out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _frozen_models_may_wait(self) -> Self:
+        check_offload(self)
         return self
 
     @model_validator(mode="after")

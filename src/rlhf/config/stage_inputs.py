@@ -16,6 +16,7 @@ from rlhf.config.formulas import Formula
 from rlhf.config.lost_fields import LostField
 from rlhf.config.method_hints import MethodHints
 from rlhf.config.model import ModelConfig
+from rlhf.config.offload_limits import check_offloaded_models
 from rlhf.config.policy import RLConfig
 from rlhf.config.regularizers import EWCConfig, PtxConfig
 from rlhf.config.rewards import JudgeSpec, PerhapsRewardSpecs, training_rewards_of
@@ -355,6 +356,12 @@ class PolicyStage(RLConfig, PromptInputs, PolicyTraining):
             raise ValueError(
                 "moving_reference begins at the policy, and reference names another model; leave one of the two out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _offloaded_models_are_there(self) -> Self:
+        judges = [*self.reward, *([] if self.judge is None else [self.judge])]
+        check_offloaded_models(self, asks_models=any(spec.models_asked() for spec in judges))
         return self
 
     @property

@@ -41,6 +41,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str] | dict[str, Any]] = {
     "max_nonfinite_steps": True,
     "hacking": {"action", "judge_slope", "collapse", "win_rate_drop", "judge_gap", "blind", "spikes"},
     "cache_reference": True,
+    "offload": True,
     "data_workers": True,
     "engine": FREE_OF_ENGINES,
     "reward": {"__all__": FREE_OF_REWARDS},

@@ -16,6 +16,7 @@ from rlhf.config.learned_rewards import Combine, EnsembleRewardConfig, LearnedRe
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.errors import check_type, look_up
+from rlhf.models.offload import on_device
 from rlhf.models.reward import RewardModel
 from rlhf.models.score import evaluating
 from rlhf.rewards.checked_values import result_of_model
@@ -96,7 +97,7 @@ class LearnedReward(ModelReward[RewardModel]):
     @torch.no_grad()
     def outputs(self, groups: Sequence[Group]) -> Tensor:
         """[K, S] normalized scores of every member and head."""
-        with evaluating(self.model):
+        with on_device(self.model), evaluating(self.model):
             parts = [
                 self.model.member_scores(pack(run)).float().cpu()
                 for run in split_by_tokens(groups, max_tokens=self.max_tokens)

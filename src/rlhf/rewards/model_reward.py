@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
@@ -74,6 +74,14 @@ class ModelReward(Generic[ModelT]):
     def takes_ids(self) -> bool:
         """Whether it reads the ids that were sampled: the policy's tokenizer is known and has the same ones."""
         return bool(self._same_ids)
+
+
+def reward_models(scorer: object) -> Iterator[ScalarModel]:
+    """The model of each reward that has one, of a scorer and of those that it is made of."""
+    if isinstance(scorer, ModelReward):
+        yield scorer.model
+    for component in getattr(scorer, "components", ()):
+        yield from reward_models(component.scorer)
 
 
 def model_folder(source: str) -> str:

@@ -18,6 +18,7 @@ from rlhf.data.pack import Branch, Group, split_by_tokens
 from rlhf.data.steps import CutSolution
 from rlhf.errors import RewardError, look_up
 from rlhf.losses.step_aggregation import STEP_AGGREGATIONS, aggregate_steps
+from rlhf.models.offload import on_device
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps
 from rlhf.models.score import evaluating
 from rlhf.rewards.checked_values import result_of_model
@@ -102,7 +103,7 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
     @torch.no_grad()
     def outputs(self, groups: Sequence[Group]) -> Tensor:
         """[1, K] log-odds that each step is right."""
-        with evaluating(self.model):
+        with on_device(self.model), evaluating(self.model):
             parts = [
                 self.model.step_scores(pack_steps(run)).cpu()
                 for run in split_by_tokens(groups, max_tokens=self.max_tokens)

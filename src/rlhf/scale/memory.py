@@ -80,6 +80,26 @@ def sampling_copy_bytes(shape: ModelShape, weights: RolloutWeights) -> float:
     return float((shape.num_body + shape.num_head) * (1 if weights == "int8" else WIDTH[weights]))
 
 
+OFFLOADED = {"reference": "reference", "reward": "reward models"}
+"""What ``offload`` names -> its component."""
+
+
+def frozen_bytes(models: Mapping[str, Sequence[int]], offload: Sequence[str]) -> dict[str, float]:
+    """Weights of models that do not learn; those that wait on the CPU are on the GPU one at a time.
+
+    Args:
+        models: Component -> bytes of each model.
+        offload: As of a stage; nothing on a machine without a GPU.
+
+    Returns:
+        By component. The largest that is copied to the GPU counts as if it were there while the policy learns, which it is not.
+    """
+    waiting = {OFFLOADED[name] for name in offload}
+    parts = {name: float(sum(sizes)) for name, sizes in models.items() if name not in waiting}
+    copied = [size for name in waiting for size in models.get(name, ())]
+    return parts | ({"offloaded model in use": float(max(copied))} if copied else {})
+
+
 def kernel_bytes(learned: Learned, shape: ModelShape, *, passes: float) -> float:
     """What libraries keep of so many passes: each has another number of tokens, and kernels of its own, until the oldest must leave.
 

@@ -180,11 +180,11 @@ class _Planner:
         rewards = self._reward_models()
         self.shapes["reference"] = self._other("reference", shape)
         tokens = float(sum(group.num_tokens for group in groups))
-        parts = {"batch": 3 * tokens * memory.BYTES_OF_TOKEN}
-        if stage.model.lora is None:
-            parts["reference"] = float(self.shapes["reference"].weight_bytes)
+        frozen = {} if stage.model.lora is not None else {"reference": [self.shapes["reference"].weight_bytes]}
         if rewards:
-            parts["reward models"] = float(sum(self.shapes[whose].weight_bytes for whose, _ in rewards))
+            frozen["reward models"] = [self.shapes[whose].weight_bytes for whose, _ in rewards]
+        parts = {"batch": 3 * tokens * memory.BYTES_OF_TOKEN}
+        parts |= memory.frozen_bytes(frozen, stage.offload if self.machine.is_gpu else ())
         critic = getattr(stage, "value_model", None)
         if critic is not None:
             self.shapes["critic"] = shape

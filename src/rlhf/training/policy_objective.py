@@ -21,6 +21,7 @@ from rlhf.losses import (
 )
 from rlhf.losses.formula import asked_of, load_formula
 from rlhf.models.divergence import exact_kl_per_token
+from rlhf.models.offload import on_device
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
 from rlhf.models.score import TokenScores, evaluating
@@ -185,7 +186,7 @@ def kl_in_reward(
         [M] nats, without gradient.
     """
     if estimator == "exact":
-        with evaluating(policy.model):
+        with on_device(reference), evaluating(policy.model):
             return experience.map(
                 lambda batch: exact_kl_per_token(policy, reference, batch, temperature=temperature),
                 max_tokens=microbatch_tokens,

@@ -24,6 +24,7 @@ from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ConfigError
 from rlhf.losses import segment_sum
 from rlhf.models.divergence import check_comparable
+from rlhf.models.offload import on_device
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.rewards.factory import as_scorer
@@ -33,6 +34,7 @@ from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
 from rlhf.training.curriculum import Curriculum
 from rlhf.training.experience import RolloutExperience
+from rlhf.training.frozen_models import offload_frozen
 from rlhf.training.hacking_watch import HackingWatch
 from rlhf.training.held_out import HeldOut
 from rlhf.training.input_types import check_rl_inputs
@@ -93,6 +95,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             raise ConfigError(f"{self.name} learns from scores and was given no scorer; give scorer=... .")
         if config.kl.estimator == "exact" and config.kl.where != "none":
             check_comparable(inputs.policy, inputs.reference, what="The reference")
+        offload_frozen(inputs)
         self.inputs = inputs
         self.policy = inputs.policy
         self.config = config
@@ -465,7 +468,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     ) -> Tensor:
         """[M] a model's log-probabilities of a rollout's completions, its tokens counted as an activity's."""
         device, limit = self.policy.device, self.config.microbatch_tokens
-        with doing(activity, tokens=experience.num_tokens), self.precision():
+        with doing(activity, tokens=experience.num_tokens), on_device(model), self.precision():
             return experience.map(
                 lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=limit
             )

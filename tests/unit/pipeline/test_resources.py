@@ -44,6 +44,13 @@ def test_a_second_model_is_counted_where_there_is_one(stage, weights):
     assert models_in_memory(**stage) == pytest.approx(weights)
 
 
+@pytest.mark.parametrize(("on_gpu", "weights"), [(True, 5), (False, 7)])
+def test_models_that_wait_on_the_cpu_are_counted_one_at_a_time_where_there_is_a_gpu(monkeypatch, on_gpu, weights):
+    monkeypatch.setattr("rlhf.pipeline.validate.resources._uses_gpu", lambda review: on_gpu)
+    stage = {"kind": "grpo", "model": "embedded", "prompts": "prompts.jsonl", "reward": ["embedded", "embedded"]}
+    assert models_in_memory(**stage, offload=["reference", "reward"]) == pytest.approx(weights)
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_torch_is_asked_about_a_gpu_only_where_the_system_shows_one(monkeypatch, seen):
     asked = []

@@ -7,7 +7,7 @@ import pytest
 from rlhf.allocator import KERNELS, PRIMITIVES
 from rlhf.models.logprobs import GPU_TILE, KEPT_BYTES, TILE
 from rlhf.scale.costs import Learned, tile_bytes
-from rlhf.scale.memory import PRODUCTS_OF_MAP, kernel_bytes
+from rlhf.scale.memory import PRODUCTS_OF_MAP, frozen_bytes, kernel_bytes
 from tests.unit.scale.test_probe import shape
 
 LEARNED = Learned(packing=0.0, forward=1.0, backward=2.0, peak_bytes=0.0, peak_bytes_again=0.0, kept_bytes=100.0)
@@ -29,3 +29,11 @@ def test_what_waits_for_the_backward_pass_is_bounded_like_the_tile():
     assert tile_bytes(10, 100, is_gpu=True) == tile_bytes(10, 100, is_gpu=False) == 3 * 4 * 1000 + 4 * 1000
     for tile, is_gpu in ((TILE, False), (GPU_TILE, True)):
         assert tile_bytes(1e6, 32_000, is_gpu=is_gpu) == pytest.approx(3 * 4 * tile + KEPT_BYTES)
+
+
+def test_frozen_models_that_wait_on_the_cpu_are_on_the_gpu_one_at_a_time():
+    models = {"reference": [70], "reward models": [50, 60]}
+    assert frozen_bytes(models, []) == {"reference": 70, "reward models": 110}
+    assert frozen_bytes(models, ["reward"]) == {"reference": 70, "offloaded model in use": 60}
+    assert frozen_bytes(models, ["reward", "reference"]) == {"offloaded model in use": 70}
+    assert frozen_bytes({"reference": [70]}, ["reward"]) == {"reference": 70}

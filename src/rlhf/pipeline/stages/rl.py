@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from rlhf.config.offload_limits import Offloadable
 from rlhf.config.stage_inputs import PolicyStage
 from rlhf.config.training_stages import DistillStage
 from rlhf.data.contracts import Prompt
 from rlhf.data.message_text import counted
 from rlhf.data.pack import Branch, Group
 from rlhf.formatting import rounded
+from rlhf.models.device import placed_on
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, ReferenceModel, build_reference
@@ -94,14 +97,16 @@ def open_policy_and_prompts(stage: PolicyStage | DistillStage, at: StageContext)
 def _open_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Reference:
     """The policy as it is, or a model that is named."""
     if stage.reference is not None:
-        return load_policy(stage.reference, at, seed=seed_of(stage.seed)).requires_grad_(False)
+        with _loaded_for(stage, "reference"):
+            return load_policy(stage.reference, at, seed=seed_of(stage.seed)).requires_grad_(False)
     return ReferenceModel(policy) if stage.moving_reference is not None else build_reference(policy)
 
 
 def _build_scorer(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Scorer:
     """The rewards that the recipe names, and the environment's own."""
     specs = [resolved_reward(spec, at) for spec in stage.reward]
-    scorer = build_reward(specs, tokenizer=policy.tokenizer, on_error="report", folder=at.folder) if specs else None
+    with _loaded_for(stage, "reward"):
+        scorer = build_reward(specs, tokenizer=policy.tokenizer, on_error="report", folder=at.folder) if specs else None
     if scorer is not None and stage.environment is None:
         return scorer
     return with_environment(scorer)
@@ -112,8 +117,14 @@ def _open_judge(stage: PolicyStage, at: StageContext) -> Scorer | None:
     if stage.judge is None:
         return None
     judging = importlib.import_module(f"{__package__}.judging")  # by text: who only watches is not in the stage's key
-    judge: Scorer = judging.HeldOutJudge(judging.open_judge(stage.judge, at, on_error="report"))
+    with _loaded_for(stage, "reward"):
+        judge: Scorer = judging.HeldOutJudge(judging.open_judge(stage.judge, at, on_error="report"))
     return judge
+
+
+def _loaded_for(stage: PolicyStage, which: Offloadable) -> AbstractContextManager[object]:
+    """Inside, frozen models are loaded where they wait: on the CPU where ``offload`` names them."""
+    return placed_on("cpu") if which in stage.offload else nullcontext()
 
 
 def read_eval_prompts(stage: PolicyStage | DistillStage, policy: PolicyModel, at: StageContext) -> list[Prompt]:

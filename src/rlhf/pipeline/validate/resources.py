@@ -72,15 +72,22 @@ def memory_needed(review: Review, stage: Stage) -> int | None:
     weights = facts.num_parameters * WIDTH[model.dtype]
     anchors = int(stage.l2_coef > 0)
     trained = weights if model.lora is not None else weights * (2 + MOMENTS + anchors)
-    needed = trained * getattr(stage, "num_models", 1) + weights * stage.holds_reference
+    needed = trained * getattr(stage, "num_models", 1) + _frozen(review, stage, weights)
     if isinstance(stage, PolicyTraining) and stage.ewc is not None and model.lora is None:
         needed += weights + facts.num_parameters * WIDTH["float32"]  # the anchors and their Fisher information
-    needed += weights * sum(len(spec.models_asked()) for spec in getattr(stage, "reward", []))
     if _has_critic(stage):
         needed += trained
     if (teacher := getattr(stage, "teacher", None)) is not None and (facts := facts_of(review, teacher)) is not None:
         needed += facts.num_parameters * WIDTH[teacher.dtype]
     return needed
+
+
+def _frozen(review: Review, stage: Stage, weights: int) -> int:
+    """Bytes of reference and reward models, each as large as the policy; on a GPU those of ``offload`` are there one at a time."""
+    rewards = sum(len(spec.models_asked()) for spec in getattr(stage, "reward", []))
+    count = {"reference": int(stage.holds_reference), "reward": rewards}
+    waiting = {name for name in getattr(stage, "offload", ()) if count[name] and _uses_gpu(review)}
+    return weights * (sum(number for name, number in count.items() if name not in waiting) + bool(waiting))
 
 
 def _has_critic(stage: Stage) -> bool:

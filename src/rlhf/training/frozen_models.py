@@ -1,0 +1,39 @@
+"""Frozen models of a trainer that samples: where they are between two rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from rlhf.errors import ConfigError
+from rlhf.models.offload import offload
+from rlhf.rewards.model_reward import reward_models
+from rlhf.training.inputs import RLInputs
+
+
+def offload_frozen(inputs: RLInputs[Any]) -> None:
+    """Move the models that ``offload`` names to the CPU; each is on the policy's device while it scores a rollout.
+
+    Raises:
+        ConfigError: There is no such model in this process.
+    """
+    for which in inputs.config.offload:
+        models = list(_models_of(which, inputs))
+        if not models:
+            raise ConfigError(
+                f"offload names `{which}`, which has no weights of its own in this process; leave it out of offload."
+            )
+        for model in models:
+            offload(model, inputs.policy.device)
+
+
+def _models_of(which: str, inputs: RLInputs[Any]) -> Iterator[nn.Module]:
+    if which == "reward":
+        yield from reward_models(inputs.scorer)
+        yield from reward_models(inputs.judge)
+        return
+    reference: object = inputs.reference
+    if isinstance(reference, nn.Module) and reference is not inputs.policy:
+        yield reference
