@@ -24,6 +24,10 @@ FOUR_BIT_BYTES = 0.56
 quantization, 4.5 without)."""
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """What a plan needs to know of a model."""
@@ -41,6 +45,8 @@ class ModelShape:
     """Weights of the new adapter; 0 without one."""
     num_products: int
     """Linear maps of different shapes."""
+    num_routed: int = 0
+    """Weights of experts of which a router chooses a few for each token; 0 in a dense model."""
 
     @property
     def text(self) -> Any:
@@ -58,6 +64,29 @@ class ModelShape:
         return int(self.text.hidden_size)
 
     @property
+    def inner(self) -> int:
+        """I, the inner width of an MLP; of a mixture, of all experts that a token passes."""
+        text = self.text
+        if self.num_routed:
+            each = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+            return int(each) * int(text.num_experts_per_tok)
+        return int(getattr(text, "intermediate_size", None) or 4 * self.hidden)
+
+    @property
+    def routed_frac(self) -> float:
+        """Share of the routed experts that a token passes; 1 in a dense model."""
+        if not self.num_routed:
+            return 1.0
+        text = self.text
+        experts = next((value for key in EXPERTS if (value := getattr(text, key, None))), None)
+        return 1.0 if experts is None else int(text.num_experts_per_tok) / int(experts)
+
+    @property
+    def num_active(self) -> float:
+        """Of ``num_body``, the weights that one token passes: all of a dense model."""
+        return self.num_body - self.num_routed * (1 - self.routed_frac)
+
+    @property
     def vocabulary(self) -> int:
         """V."""
         return int(self.text.vocab_size)
@@ -70,7 +99,7 @@ class ModelShape:
 
     @property
     def num_body(self) -> int:
-        """Weights that every token passes: all but embeddings and head."""
+        """Weights of the layers: all but embeddings and head."""
         tied = bool(getattr(self.text, "tie_word_embeddings", False))
         return max(0, self.num_parameters - self.num_embeddings - (0 if tied else self.num_head))
 
@@ -145,6 +174,7 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
         num_head=head.weight.numel() if head is not None else 0,
         num_adapter=_adapter_numbers(model, head, settings.lora) if settings.lora is not None else 0,
         num_products=len(linear),
+        num_routed=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
     )
 
 
