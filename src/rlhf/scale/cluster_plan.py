@@ -19,7 +19,8 @@ from rlhf.scale.sampled_lengths import SampledLengths
 from rlhf.scale.strategy import FITS
 
 Verdict = Literal["fits", "tight", "constrained"]
-"""``fits``: at most 70 % of an accelerator's memory; ``tight``: more, and all of it at most; ``constrained``: no layout fits."""
+"""``fits``: some layout takes at most 70 % of an accelerator's memory, and only such ones are compared; ``tight``: more, and all of it at most;
+``constrained``: no layout fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class ClusterStagePlan:
     cheapest: LayoutPlan
     """Of all that fit; where none does, the one that is nearest to it."""
     cheapest_now: LayoutPlan | None
-    """Of those that this version can run; None where none of them fits."""
+    """Of those that this version can run; None where none of them fits. It may be tight where others fit."""
     fastest: LayoutPlan
     others: list[LayoutPlan]
     """The cheapest of other numbers of accelerators."""
@@ -156,18 +157,21 @@ class _ClusterPlanner:
 
     def plan(self) -> ClusterStagePlan:
         tried = [found for size in self.cluster.part_sizes for found in self._tried(size)]
-        fitting = [plan for plan in tried if plan.memory_frac <= 1]
-        timed = [self._timed(plan) for plan in fitting]
+        timed = [self._timed(plan) for plan in tried if plan.memory_frac <= 1]
         if not timed:
             nearest = self._timed(min(tried, key=lambda plan: plan.memory_frac))
             return self._stage_plan("constrained", nearest, None, nearest, [])
-        cheapest = min(timed, key=_price)
-        runnable = [plan for plan in timed if not plan.layout.needs]
-        fastest = min(timed, key=lambda plan: (plan.seconds_per_step, plan.layout.num_gpus))
-        sizes = {plan.layout.num_gpus for plan in timed} - {cheapest.layout.num_gpus}
-        others = [min((plan for plan in timed if plan.layout.num_gpus == size), key=_price) for size in sorted(sizes)]
-        verdict: Verdict = "fits" if cheapest.memory_frac <= FITS else "tight"
-        return self._stage_plan(verdict, cheapest, min(runnable, key=_price, default=None), fastest, others)
+        easy = [plan for plan in timed if plan.memory_frac <= FITS]
+        usable = easy or timed
+        cheapest = min(usable, key=_price)
+        now = [plan for plan in timed if not plan.layout.needs]
+        now = [plan for plan in now if plan.memory_frac <= FITS] or now
+        fastest = min(usable, key=lambda plan: (plan.seconds_per_step, plan.layout.num_gpus))
+        sizes = {plan.layout.num_gpus for plan in usable} - {cheapest.layout.num_gpus}
+        others = [min((plan for plan in usable if plan.layout.num_gpus == size), key=_price) for size in sorted(sizes)]
+        return self._stage_plan(
+            "fits" if easy else "tight", cheapest, min(now, key=_price, default=None), fastest, others
+        )
 
     def _stage_plan(
         self,

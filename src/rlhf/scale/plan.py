@@ -27,7 +27,7 @@ from rlhf.scale.probe import Probe, fits_a_probe
 from rlhf.scale.sampled_lengths import SampledLengths
 from rlhf.scale.samples import Asked, prompts_of, rollout_groups, rows_of
 from rlhf.scale.sampling_costs import SamplingProbe
-from rlhf.scale.shape import ModelShape, shape_of
+from rlhf.scale.shape import ModelShape, known_family, shape_of
 from rlhf.scale.strategy import Strategy, recommend
 from rlhf.scale.warm import warm_up
 from rlhf.scale.work import Pass, Work, not_foreseen, offline_work, online_work, steps_of_run
@@ -389,7 +389,10 @@ class StagePlanner:
                 f"the new model has {DEFAULT_VOCABULARY:,} tokens: nothing says how many its tokenizer will have"
             )
             vocabulary = DEFAULT_VOCABULARY
-        return shape_of(self.sources.model(config), default_vocabulary=vocabulary)
+        config = self.sources.model(config)
+        if (family := known_family(config)) is not None:
+            self.sources.assume(f"{config.path} has the shape that is published of {family}; its files were not read")
+        return shape_of(config, default_vocabulary=vocabulary)
 
     def _other(self, key: str, default: ModelShape) -> ModelShape:
         """A model that a setting names; the policy's own shape where none does."""

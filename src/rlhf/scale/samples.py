@@ -19,7 +19,7 @@ from rlhf.data.row_report import TokenizationReport
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.models.tokens import load_tokenizer
 from rlhf.scale.expected_inputs import Sources
-from rlhf.scale.shape import ModelShape
+from rlhf.scale.shape import ModelShape, known_family
 from rlhf.seeds import derive_seed
 
 SAMPLE = 512
@@ -161,6 +161,9 @@ def _read(
     files, config = sources.files(source), sources.tokenizer(stage.model)
     if files is None or config is None:
         sources.assume(f"{_named(source)} is not there yet: lengths are those of the settings")
+        return None
+    if known_family(config) is not None and config.tokenizer is None:
+        sources.assume(f"the tokenizer of {config.path} was not fetched: lengths are those of the settings")
         return None
     plan = stepwise(stage.step_separator) if wanted == "stepwise" else PLANS[wanted]
     options: dict[str, Any] = {

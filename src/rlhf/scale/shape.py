@@ -16,6 +16,7 @@ from rlhf.config.model import DType, LoRAConfig, ModelConfig
 from rlhf.errors import ModelError, did_you_mean
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.sources import hub_options, is_adapter, model_source, plain_errors
+from rlhf.scale.model_families import FAMILIES, family_of
 
 WIDTH: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
@@ -157,7 +158,11 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
     Raises:
         ModelError: There is no such folder, its config can't be read, or transformers can't build such a model.
     """
-    config = _read_config(settings) if settings.path is not None else _new_config(settings, default_vocabulary)
+    family = known_family(settings)
+    if family is not None:
+        config = _new_config(settings.updated(path=None, init=FAMILIES[family].config, tokenizer=settings.path), None)
+    else:
+        config = _read_config(settings) if settings.path is not None else _new_config(settings, default_vocabulary)
     name = settings.path or f"the new {config.model_type}"
     try:
         with torch.device("meta"):
@@ -176,6 +181,12 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
         num_products=len(linear),
         num_routed=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
     )
+
+
+def known_family(settings: ModelConfig) -> str | None:
+    """The family in the table of published shapes that a hub name is of, and that is no folder here: its config need not be fetched."""
+    path = settings.path
+    return None if path is None or "/" not in path or Path(path).expanduser().exists() else family_of(path)
 
 
 def _read_config(settings: ModelConfig) -> PretrainedConfig:

@@ -15,11 +15,8 @@ B = 1_000_000_000
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_built_with_its_published_number_of_parameters(name):
     family = FAMILIES[name]
-    config = AutoConfig.for_model(
-        family.kind, hidden_size=family.hidden, intermediate_size=family.inner, num_hidden_layers=family.num_layers,
-        num_attention_heads=family.heads, num_key_value_heads=family.key_value_heads, vocab_size=family.vocabulary,
-        tie_word_embeddings=family.tied,
-    )  # fmt: skip
+    settings = dict(family.config)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(p.numel() for p in model.parameters()) == family.num_parameters
