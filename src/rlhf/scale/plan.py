@@ -248,14 +248,14 @@ class StagePlanner:
         for one in work.read:
             seconds[one.activity] += one.times * self._read_seconds(one, groups)
         for one in work.learned:
-            learned = self._cost(one, groups).learn(one.tokens / one.microbatches)
+            learned = self.cost(one, groups).learn(one.tokens / one.microbatches)
             if one is work.learned[0]:  # a critic reads the same batches
                 seconds["data"] += one.times * one.microbatches * learned.packing
             seconds["forward"] += one.times * one.microbatches * learned.forward
             seconds["backward"] += one.times * one.microbatches * learned.backward
         for whose, times in work.optimized.items():
             first = next(one for one in work.learned if one.whose == whose)
-            seconds["optimizer"] += times * self._cost(first, groups).optimize()
+            seconds["optimizer"] += times * self.cost(first, groups).optimize()
         once: dict[str, float] = {one.activity: one.times * self._read_seconds(one, groups) for one in work.once}
         if sampling is not None:
             self._sample(groups, sampling, work, seconds, parts)
@@ -287,7 +287,7 @@ class StagePlanner:
         return judge_requests(self.stage, prompt_tokens=sum(prompts) / max(1, len(prompts)))
 
     def _read_seconds(self, one: Pass, groups: Sequence[Group]) -> float:
-        return one.microbatches * self._cost(one, groups).read(one.tokens / one.microbatches)
+        return one.microbatches * self.cost(one, groups).read(one.tokens / one.microbatches)
 
     def _remember(
         self, work: Work, parts: dict[str, float], scored_share: float, steps: int | None, groups: Sequence[Group]
@@ -297,7 +297,7 @@ class StagePlanner:
         copies = int(getattr(stage, "num_models", 1))
         own = memory.model_bytes(shape, copies=copies)
         first = work.learned[0]
-        learned = self._cost(first, groups).learn(first.largest)
+        learned = self.cost(first, groups).learn(first.largest)
         scored = first.largest * scored_share if first.head == "logprobs" else 0.0
         tiles = tile_bytes(scored, shape.vocabulary, is_gpu=self.machine.is_gpu) if scored else 0.0
         parts |= {"weights": own["weights"], "optimizer": own["optimizer"]}
@@ -309,7 +309,7 @@ class StagePlanner:
         for one in work.learned[1:]:
             critic = self.shapes[one.whose]
             trained.append(critic)
-            learned_critic = self._cost(one, groups).learn(one.largest)
+            learned_critic = self.cost(one, groups).learn(one.largest)
             held = memory.model_bytes(critic)
             parts["critic"] = held["weights"] + held["optimizer"] + learned_critic.peak_bytes
         reading = self._reading_bytes(work, groups)
@@ -325,7 +325,7 @@ class StagePlanner:
     def _reading_bytes(self, work: Work, groups: Sequence[Group]) -> float:
         """The most that a pass without gradient takes: evaluations and the like fill their micro-batches."""
         passes = [*work.read, *work.once, *work.looked_at]
-        return max((self._cost(one, groups).reading_bytes(one.largest) for one in passes), default=0.0)
+        return max((self.cost(one, groups).reading_bytes(one.largest) for one in passes), default=0.0)
 
     def _sample(
         self, groups: Sequence[Group], asked: Asked, work: Work, seconds: dict[str, float], parts: dict[str, float]
@@ -335,15 +335,7 @@ class StagePlanner:
         lengths = [len(branch.tokens) for group in groups for branch in group.branches]
         prompts = [len(group.prefix) for group in groups]
         weights: RolloutWeights = getattr(stage.engine, "weights", "same")
-        costs: SamplingCosts
-        if self._is_here(shape):
-            costs = SamplingProbe(
-                shape, asked.prompts, stage.group_size, self.machine,
-                autocast=stage.autocast, sampling=stage.sampling, weights=weights,
-                speculate=_looked_up(stage.engine), compiled=getattr(stage.engine, "compiled", False),
-            )  # fmt: skip
-        else:
-            costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
+        costs = self.sampling_costs(groups, asked)
         side_by_side = min(len(lengths), MAX_ROWS, max(1, MAX_CACHE_TOKENS // (max(prompts) + max(lengths))))
         chunks = -(-len(lengths) // side_by_side)
         parts["kernels"] = costs.kernel_bytes(lengths[:side_by_side], stage.rollouts * chunks)
@@ -361,7 +353,19 @@ class StagePlanner:
             shape, prompts=at_once, rows=side_by_side, longest=max(lengths), autocast=stage.autocast
         )
 
-    def _cost(self, one: Pass, groups: Sequence[Group]) -> Costs:
+    def sampling_costs(self, groups: Sequence[Group], asked: Asked) -> SamplingCosts:
+        """What sampling from its policy takes."""
+        stage, shape = self.stage, self.shapes["policy"]
+        if not self._is_here(shape):
+            return Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
+        return SamplingProbe(
+            shape, asked.prompts, stage.group_size, self.machine,
+            autocast=stage.autocast, sampling=stage.sampling, weights=getattr(stage.engine, "weights", "same"),
+            speculate=_looked_up(stage.engine), compiled=getattr(stage.engine, "compiled", False),
+        )  # fmt: skip
+
+    def cost(self, one: Pass, groups: Sequence[Group]) -> Costs:
+        """What a pass of one of its models takes."""
         shape = self.shapes[one.whose]
         key = (shape.likeness, one.head)  # a model that is shaped as another costs the same
         if key not in self._costs:
