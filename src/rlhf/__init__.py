@@ -92,6 +92,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors, which can't f
     from rlhf.rewards.shortcuts import RewardFunctionFactory as RewardFunctionFactory
     from rlhf.rollout.paged import PagedKVCache as PagedKVCache
     from rlhf.rollout.speculative_decoder import SpeculativeDecoder as SpeculativeDecoder
+    from rlhf.scale.size_estimate import estimate_memory as estimate_memory
+    from rlhf.scale.size_estimate import recommend_strategy as recommend_strategy
     from rlhf.search.ensemble_policy import EnsemblePolicy as EnsemblePolicy
     from rlhf.search.sampler import BestOfNSampler as BestOfNSampler
     from rlhf.search.sampler import IterativeRefiner as IterativeRefiner
@@ -235,12 +237,14 @@ PUBLIC: dict[str, str] = {
     "create_app": "rlhf.serving.api_app:create_app",
     "create_optimizer": "rlhf.training.optim:create_optimizer",
     "estimate_annotation_cost": "rlhf.feedback.planning:estimate_annotation_cost",
+    "estimate_memory": "rlhf.scale.size_estimate:estimate_memory",
     "evaluate_model": "rlhf.evaluation.evaluate_model:evaluate_model",
     "export_model": "rlhf.export.export_model:export_model",
     "get_70b_model_config": "rlhf.config.presets:get_70b_model_config",
     "get_7b_model_config": "rlhf.config.presets:get_7b_model_config",
     "layer_wise_interpolation": "rlhf.merging.interpolation:layer_wise_interpolation",
     "noninferiority": "rlhf.evaluation.noninferiority:noninferiority",
+    "recommend_strategy": "rlhf.scale.size_estimate:recommend_strategy",
     "run_benchmark": "rlhf.evaluation.benchmarks.run_benchmark:run_benchmark",
     "setup_logging": "rlhf.training.console:setup_logging",
 }

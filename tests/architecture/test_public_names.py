@@ -41,6 +41,7 @@ PROMISED = set(
     HumanEvalTask
     bradley_terry_ratings compute_elo_ratings noninferiority
     AtLeast AtMost NonInferior Better NoAlarm
+    estimate_memory recommend_strategy
     """.split()
 )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlhf.cli.options import JsonOption, LaunchOption, Overrides
+from rlhf.errors import ConfigError
 from rlhf.formatting import bytes_text
 
 if TYPE_CHECKING:
@@ -22,6 +23,17 @@ def plan(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Plan for this GPU, such as H100, by its published figures.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="Plan for a cluster: a YAML file (docs/planning-clusters.md), or NODESxGPUSxNAME such as 2x8xH100.",
+        ),
+    ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option("--rollouts", help="With --cluster: completions are as long as those of this rollouts.jsonl."),
+    ] = None,
     stage: Annotated[str | None, typer.Option("--stage", help="Plan only this stage.")] = None,
     launch: LaunchOption = None,
     as_json: JsonOption = False,
@@ -30,8 +42,15 @@ def plan(
     from rlhf.config.assets import check_assets
     from rlhf.config.recipe import load_recipe
 
+    if gpu is not None and cluster is not None:
+        raise ConfigError("--gpu plans for one GPU, and --cluster for many; give one of them")
+    if rollouts is not None and cluster is None:
+        raise ConfigError("--rollouts gives lengths to the simulation of --cluster; give both, or leave it out")
     loaded = load_recipe(recipe, overrides or [], launch=launch)
     check_assets(loaded, only=stage)  # before seconds go into torch and into measuring the machine
+    if cluster is not None:
+        print(_on_cluster(loaded, cluster, stage, rollouts, as_json=as_json))
+        return
     from rlhf.scale.plan import plan_recipe
 
     planned = plan_recipe(loaded, gpu_name=gpu, only=stage)
@@ -52,6 +71,20 @@ def _launch_lines(recipe: RecipeConfig) -> list[str]:
         where = f"the cluster at {launch.address}" if launch.address else "a cluster started here"
         return [f"launch: ray, {where}; {'; '.join(asked_of_ray(launch))}; the figures below are of one process"]
     return []
+
+
+def _on_cluster(recipe: RecipeConfig, text: str, stage: str | None, rollouts: Path | None, *, as_json: bool) -> str:
+    from rlhf.cli.cluster_plan_text import cluster_plan_lines
+    from rlhf.scale.cluster_plan import plan_on_cluster
+    from rlhf.scale.clusters import read_cluster
+    from rlhf.scale.sampled_lengths import read_sampled_lengths
+
+    cluster = read_cluster(text)
+    sampled = None if rollouts is None else read_sampled_lengths(rollouts)
+    planned = plan_on_cluster(recipe, cluster, only=stage, sampled=sampled)
+    if as_json:
+        return json.dumps(planned.as_dict(), indent=1, ensure_ascii=False)
+    return "\n".join(cluster_plan_lines(planned))
 
 
 def _lines(recipe_plan: RecipePlan) -> list[str]:
@@ -81,13 +114,14 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     )
     spent = sorted(stage.seconds.items(), key=lambda item: -item[1])
     lines.append(
-        f"  one step     {_seconds(stage.seconds_per_step)}: " + ", ".join(f"{name} {_seconds(s)}" for name, s in spent)
+        f"  one step     {seconds_text(stage.seconds_per_step)}: "
+        + ", ".join(f"{name} {seconds_text(s)}" for name, s in spent)
     )
     if stage.steps is not None:
         once = sum(stage.seconds_once.values())
-        before = f" and {_seconds(once)} before the first ({', '.join(stage.seconds_once)})" if once else ""
+        before = f" and {seconds_text(once)} before the first ({', '.join(stage.seconds_once)})" if once else ""
         whole = stage.steps * stage.seconds_per_step + once
-        lines.append(f"  whole run    {_seconds(whole)}: {stage.steps:,} steps{before}; evaluations come on top")
+        lines.append(f"  whole run    {seconds_text(whole)}: {stage.steps:,} steps{before}; evaluations come on top")
     settings = f"; {' '.join(stage.strategy.settings)}" if stage.strategy.settings else ""
     lines.append(f"  recommended  {stage.strategy.name}: {stage.strategy.why}{settings}")
     lines.append(f"  estimated    by {stage.estimated_by}")
@@ -96,7 +130,8 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     return lines + [f"  assumed      {sentence}" for sentence in stage.assumed]
 
 
-def _seconds(number: float) -> str:
+def seconds_text(number: float) -> str:
+    """``1.5 h``, ``12.0 min``, ``3.20 s``, ``4.1 ms``."""
     if number >= 3600:
         return f"{number / 3600:,.1f} h"
     if number >= 90:

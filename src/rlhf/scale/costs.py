@@ -64,6 +64,25 @@ def tile_bytes(scored_tokens: float, vocabulary: int, *, is_gpu: bool) -> float:
     )
 
 
+def activation_bytes(tokens: float, *, num_layers: int, hidden: int, inner: int, width: int, recomputed: bool) -> float:
+    """What layers keep of a micro-batch for the backward pass, without attention scores, which are never in memory.
+
+    Per token and layer ``SAVED_PER_LAYER`` * H + ``SAVED_INNER`` * I numbers: 34 H for I = 4 H, where Korthikanti et al. 2022
+    (arXiv:2205.05198, eq. 2 without its term in s) count 34 H bytes in half precision, with dropout's masks and without a gate.
+
+    Args:
+        tokens: Of the micro-batch.
+        num_layers: L.
+        hidden: H.
+        inner: I, the inner width of an MLP.
+        width: Bytes of a number.
+        recomputed: Whether gradient checkpointing keeps only the inputs of layers; one layer is at work then.
+    """
+    if recomputed:
+        return tokens * hidden * (num_layers + SAVED_PER_LAYER) * width
+    return tokens * num_layers * (SAVED_PER_LAYER * hidden + SAVED_INNER * inner) * width
+
+
 class Costs(Protocol):
     """What a model of some shape takes, with rows of some lengths."""
 
@@ -162,7 +181,7 @@ class Roofline:
         for time in range(max(lengths)):
             alive = sum(length > time for length in lengths)
             cached = (prompt_tokens + alive * time) * per_token
-            work = 2 * alive * (shape.num_body + shape.num_head)
+            work = 2 * alive * (shape.num_active + shape.num_head)
             sampling = 6 * alive * shape.vocabulary * 4
             seconds += max(work / self.flops, (weights + cached + sampling) / self.bandwidth)
             seconds += self.launch * (KERNELS_PER_LAYER * shape.num_layers + 30)
@@ -181,7 +200,7 @@ class Roofline:
         """Seconds of a forward pass's products: two operations a weight and token, and attention's own."""
         shape = self.shape
         attention = 4 * tokens * self.keys_per_token * shape.num_layers * shape.hidden
-        work = 2 * tokens * shape.num_body + 2 * tokens * self.scored_share * shape.num_head + attention
+        work = 2 * tokens * shape.num_active + 2 * tokens * self.scored_share * shape.num_head + attention
         return work / self.flops
 
     def _traffic(self, tokens: float) -> float:
@@ -197,11 +216,10 @@ class Roofline:
 
     def _saved_bytes(self, tokens: float) -> float:
         shape = self.shape
-        if shape.settings.gradient_checkpointing:
-            return tokens * shape.hidden * (shape.num_layers + SAVED_PER_LAYER) * WIDTH[self.dtype]
-        inner = int(getattr(shape.text, "intermediate_size", None) or 4 * shape.hidden)
-        each = SAVED_PER_LAYER * shape.hidden + SAVED_INNER * inner
-        return tokens * shape.num_layers * each * WIDTH[self.dtype]
+        return activation_bytes(
+            tokens, num_layers=shape.num_layers, hidden=shape.hidden, inner=shape.inner, width=WIDTH[self.dtype],
+            recomputed=shape.settings.gradient_checkpointing,
+        )  # fmt: skip
 
     def _tile_bytes(self, tokens: float) -> float:
         return tile_bytes(tokens * self.scored_share, self.shape.vocabulary, is_gpu=self.machine.is_gpu)

@@ -36,6 +36,10 @@ TABLE: Mapping[str, Published] = {
         178.0, 2250, 75, 8000,
         f"{NVIDIA}/dgx-b200/ and HGX B200's data sheet (of eight: 36 PFLOP/s sparse bf16, 600 TFLOP/s float32, 64 TB/s)",
     ),
+    "GB200": Published(
+        173.0, 2500, 80, 8000,
+        f"{NVIDIA}/gb200-nvl72/ (of 72: 360 PFLOP/s sparse bf16, 5,760 TFLOP/s float32, 13.4 TB of memory, 576 TB/s)",
+    ),
     "H200": Published(139.0, 989, 66.9, 4800, f"{NVIDIA}/h200/ (SXM; bf16 1,979 with sparsity)"),
     "H100": Published(79.1, 989, 66.9, 3350, f"{NVIDIA}/h100/ (SXM; bf16 1,979 with sparsity)"),
     "H100-PCIe": Published(79.1, 756, 51.2, 2000, f"{NVIDIA}/h100/ (PCIe; bf16 1,513 with sparsity)"),
@@ -57,7 +61,7 @@ bf16 with sparsity is twice as much on paper, and training has no sparse weights
 tensor cores: torch's default unless TF32 is enabled, which this library does not do.
 
 Memory is not the data sheet's: a card of 80 GB says 79.1 to 79.6 GiB, by driver and form, one of 24 GB with error correction 22.0 to
-22.5. These are the lowest that are known to us, or lower where we know few reports (B200, H200, A10, MI300X), so that a plan that
+22.5. These are the lowest that are known to us, or lower where we know few reports (B200, GB200, H200, A10, MI300X), so that a plan that
 fits does fit."""
 
 
@@ -110,4 +114,4 @@ def _plain(name: str) -> str:
     text = re.sub(r"nvidia|amd|geforce|tensor core|sxm\d?|instinct|hbm\d\w?", "", name.lower())
     text = re.sub(r"[^a-z0-9]", "", text)
     text = text.replace("pcie", "") if text.startswith("a100") else text  # the table tells A100s apart by memory alone
-    return re.sub(r"^(h100|h200|b200)\d+gb$", r"\1", text)
+    return re.sub(r"^(h100|h200|b200|gb200)\d+gb$", r"\1", text)

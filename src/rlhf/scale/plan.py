@@ -24,9 +24,10 @@ from rlhf.scale.expected_inputs import Sources
 from rlhf.scale.gpus import gpu, this_gpu
 from rlhf.scale.machine import Machine, resident_bytes, this_machine
 from rlhf.scale.probe import Probe, fits_a_probe
+from rlhf.scale.sampled_lengths import SampledLengths
 from rlhf.scale.samples import Asked, prompts_of, rollout_groups, rows_of
 from rlhf.scale.sampling_costs import SamplingProbe
-from rlhf.scale.shape import ModelShape, shape_of
+from rlhf.scale.shape import ModelShape, known_family, shape_of
 from rlhf.scale.strategy import Strategy, recommend
 from rlhf.scale.warm import warm_up
 from rlhf.scale.work import Pass, Work, not_foreseen, offline_work, online_work, steps_of_run
@@ -98,6 +99,23 @@ class RecipePlan:
         return {"machine": asdict(self.machine), "stages": [stage.as_dict() for stage in self.stages]}
 
 
+def stages_to_plan(recipe: RecipeConfig, only: str | None) -> dict[str, Any]:
+    """The stages that train, or the one of them that is asked for.
+
+    Raises:
+        ConfigError: No stage trains, or the one named does not.
+    """
+    stages = {name: stage for name, stage in recipe.stages.items() if stage.trains}
+    if not stages:
+        kinds = ", ".join(dict.fromkeys(stage.kind for stage in recipe.stages.values()))
+        raise ConfigError(
+            f"{recipe.name} has no stage that trains, so there is nothing to plan; its stages are: {kinds}."
+        )
+    if only is not None and only not in stages:
+        raise ConfigError(f"{only!r} is not a training stage of {recipe.name}; these are: {', '.join(stages)}.")
+    return {only: stages[only]} if only is not None else stages
+
+
 def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str | None = None) -> RecipePlan:
     """Plan every training stage.
 
@@ -113,16 +131,8 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
         ModelError: A model is not there.
     """
     check_threads(recipe.threads)
-    stages: dict[str, Any] = {name: stage for name, stage in recipe.stages.items() if stage.trains}
-    if not stages:
-        kinds = ", ".join(dict.fromkeys(stage.kind for stage in recipe.stages.values()))
-        raise ConfigError(
-            f"{recipe.name} has no stage that trains, so there is nothing to plan; its stages are: {kinds}."
-        )
-    if only is not None and only not in stages:
-        raise ConfigError(f"{only!r} is not a training stage of {recipe.name}; these are: {', '.join(stages)}.")
-    chosen = {only: stages[only]} if only is not None else stages
-    dtypes: list[DType] = [_dtype(stage) for stage in stages.values()]
+    chosen = stages_to_plan(recipe, only)
+    dtypes: list[DType] = [_dtype(stage) for stage in recipe.stages.values() if stage.trains]
     device = resolve_device(recipe.device) if gpu_name is None else None
     if gpu_name is not None:
         machine, libraries = gpu(gpu_name), float(memory.GPU_CONTEXT)
@@ -133,7 +143,7 @@ def plan_recipe(recipe: RecipeConfig, *, gpu_name: str | None = None, only: str 
         libraries = float(resident_bytes())  # before anything large is measured: freed memory is not given back
         machine = this_machine(*dtypes, threads=recipe.threads)
     return RecipePlan(
-        machine, [_Planner(recipe, name, stage, machine, libraries).plan() for name, stage in chosen.items()]
+        machine, [StagePlanner(recipe, name, stage, machine, libraries).plan() for name, stage in chosen.items()]
     )
 
 
@@ -142,10 +152,33 @@ def _dtype(stage: Any) -> DType:
     return d_type
 
 
-class _Planner:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFacts:
+    """What a stage does and with which models, whatever machine it will run on."""
+
+    work: Work
+    groups: Sequence[Group]
+    """Rows of a step, or a rollout."""
+    steps: int | None
+    """See ``StagePlan.steps``."""
+    said: str
+    """Where the lengths come from."""
+    parts: dict[str, float]
+    """Bytes of data and of models that are not trained."""
+    scored_share: float
+    """Tokens that a loss sees, of all."""
+    sampling: Asked | None = None
+    """Prompts and lengths of completions of a stage that samples."""
+
+
+class StagePlanner:
     """One stage."""
 
-    def __init__(self, recipe: RecipeConfig, name: str, stage: Any, machine: Machine, libraries: float) -> None:
+    def __init__(
+        self, recipe: RecipeConfig, name: str, stage: Any, machine: Machine, libraries: float,
+        sampled: SampledLengths | None = None,
+    ) -> None:  # fmt: skip
+        self.sampled = sampled
         self.name, self.stage, self.machine, self.libraries = name, stage, machine, libraries
         self.sources = Sources(recipe)
         self.shapes: dict[str, ModelShape] = {"policy": self._shape(stage.model)}
@@ -154,9 +187,13 @@ class _Planner:
 
     def plan(self) -> StagePlan:
         with in_c(self.stage.compiled and not self.machine.is_gpu):
-            return self._offline(self.stage) if isinstance(self.stage, OfflineStage) else self._online()
+            return self._finished(self.facts())
 
-    def _offline(self, stage: OfflineStage) -> StagePlan:
+    def facts(self) -> StageFacts:
+        """Its rows and passes; fills in ``shapes``."""
+        return self._offline(self.stage) if isinstance(self.stage, OfflineStage) else self._online()
+
+    def _offline(self, stage: OfflineStage) -> StageFacts:
         shape = self.shapes["policy"]
         sample = rows_of(stage, shape, self.sources)
         work = offline_work(
@@ -168,12 +205,15 @@ class _Planner:
         parts = {"batch": rows * sample.tokens_per_row * memory.BYTES_OF_TOKEN}
         if stage.measures_reference_point and stage.model.lora is None:
             parts["reference"] = float(self.shapes["reference"].weight_bytes)
-        scored = sample.scored_per_row / sample.tokens_per_row
-        return self._finished(work, sample.groups, steps, sample.said, parts, scored, sampling=None)
+        return StageFacts(
+            work=work, groups=sample.groups, steps=steps, said=sample.said, parts=parts,
+            scored_share=sample.scored_per_row / sample.tokens_per_row,
+        )  # fmt: skip
 
-    def _online(self) -> StagePlan:
+    def _online(self) -> StageFacts:
         stage, shape = self.stage, self.shapes["policy"]
-        asked = prompts_of(stage, shape, self.sources)
+        known = {} if self.sampled is None else {"lengths": self.sampled.pooled, "lengths_of": self.sampled.source}
+        asked = prompts_of(stage, shape, self.sources, **known)
         groups = rollout_groups(
             asked, num_prompts=stage.prompts_per_rollout, group_size=stage.group_size, vocabulary=shape.vocabulary
         )
@@ -197,36 +237,29 @@ class _Planner:
             self.sources.assume(sentence)
         work = online_work(stage, tokens=tokens, reward_models=rewards)
         steps = steps_of_run(stage, None, 1)
-        scored = sum(group.num_scored for group in groups) / tokens
-        return self._finished(work, groups, steps, asked.said, parts, scored, sampling=asked)
+        return StageFacts(
+            work=work, groups=groups, steps=steps, said=asked.said, parts=parts,
+            scored_share=sum(group.num_scored for group in groups) / tokens, sampling=asked,
+        )  # fmt: skip
 
-    def _finished(
-        self,
-        work: Work,
-        groups: Sequence[Group],
-        steps: int | None,
-        said: str,
-        parts: dict[str, float],
-        scored_share: float,
-        *,
-        sampling: Asked | None,
-    ) -> StagePlan:
+    def _finished(self, facts: StageFacts) -> StagePlan:
+        work, groups, steps, parts, sampling = facts.work, facts.groups, facts.steps, facts.parts, facts.sampling
         seconds: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
         for one in work.read:
             seconds[one.activity] += one.times * self._read_seconds(one, groups)
         for one in work.learned:
-            learned = self._cost(one, groups).learn(one.tokens / one.microbatches)
+            learned = self.cost(one, groups).learn(one.tokens / one.microbatches)
             if one is work.learned[0]:  # a critic reads the same batches
                 seconds["data"] += one.times * one.microbatches * learned.packing
             seconds["forward"] += one.times * one.microbatches * learned.forward
             seconds["backward"] += one.times * one.microbatches * learned.backward
         for whose, times in work.optimized.items():
             first = next(one for one in work.learned if one.whose == whose)
-            seconds["optimizer"] += times * self._cost(first, groups).optimize()
+            seconds["optimizer"] += times * self.cost(first, groups).optimize()
         once: dict[str, float] = {one.activity: one.times * self._read_seconds(one, groups) for one in work.once}
         if sampling is not None:
             self._sample(groups, sampling, work, seconds, parts)
-        self._remember(work, parts, scored_share, steps, groups)
+        self._remember(work, parts, facts.scored_share, steps, groups)
         shape = self.shapes["policy"]
         return StagePlan(
             name=self.name,
@@ -236,7 +269,7 @@ class _Planner:
             steps=steps,
             steps_per_phase=work.steps,
             batch_tokens=work.learned[0].tokens,
-            lengths=said,
+            lengths=facts.said,
             memory=parts,
             seconds={name: spent / work.steps for name, spent in seconds.items() if spent > 0},
             seconds_once=once,
@@ -245,16 +278,16 @@ class _Planner:
             if self.measured
             else "published or measured figures of the machine alone",
             assumed=list(self.sources.assumed),
-            judges=[] if sampling is None else self._judges(groups),
+            judges=[] if sampling is None else self.judges(groups),
         )
 
-    def _judges(self, groups: Sequence[Group]) -> list[JudgeRequests]:
+    def judges(self, groups: Sequence[Group]) -> list[JudgeRequests]:
         """Requests to judges, with the lengths of prompts that the plan has."""
         prompts = [len(group.prefix) for group in groups]
         return judge_requests(self.stage, prompt_tokens=sum(prompts) / max(1, len(prompts)))
 
     def _read_seconds(self, one: Pass, groups: Sequence[Group]) -> float:
-        return one.microbatches * self._cost(one, groups).read(one.tokens / one.microbatches)
+        return one.microbatches * self.cost(one, groups).read(one.tokens / one.microbatches)
 
     def _remember(
         self, work: Work, parts: dict[str, float], scored_share: float, steps: int | None, groups: Sequence[Group]
@@ -264,7 +297,7 @@ class _Planner:
         copies = int(getattr(stage, "num_models", 1))
         own = memory.model_bytes(shape, copies=copies)
         first = work.learned[0]
-        learned = self._cost(first, groups).learn(first.largest)
+        learned = self.cost(first, groups).learn(first.largest)
         scored = first.largest * scored_share if first.head == "logprobs" else 0.0
         tiles = tile_bytes(scored, shape.vocabulary, is_gpu=self.machine.is_gpu) if scored else 0.0
         parts |= {"weights": own["weights"], "optimizer": own["optimizer"]}
@@ -276,7 +309,7 @@ class _Planner:
         for one in work.learned[1:]:
             critic = self.shapes[one.whose]
             trained.append(critic)
-            learned_critic = self._cost(one, groups).learn(one.largest)
+            learned_critic = self.cost(one, groups).learn(one.largest)
             held = memory.model_bytes(critic)
             parts["critic"] = held["weights"] + held["optimizer"] + learned_critic.peak_bytes
         reading = self._reading_bytes(work, groups)
@@ -292,7 +325,7 @@ class _Planner:
     def _reading_bytes(self, work: Work, groups: Sequence[Group]) -> float:
         """The most that a pass without gradient takes: evaluations and the like fill their micro-batches."""
         passes = [*work.read, *work.once, *work.looked_at]
-        return max((self._cost(one, groups).reading_bytes(one.largest) for one in passes), default=0.0)
+        return max((self.cost(one, groups).reading_bytes(one.largest) for one in passes), default=0.0)
 
     def _sample(
         self, groups: Sequence[Group], asked: Asked, work: Work, seconds: dict[str, float], parts: dict[str, float]
@@ -302,15 +335,7 @@ class _Planner:
         lengths = [len(branch.tokens) for group in groups for branch in group.branches]
         prompts = [len(group.prefix) for group in groups]
         weights: RolloutWeights = getattr(stage.engine, "weights", "same")
-        costs: SamplingCosts
-        if self._is_here(shape):
-            costs = SamplingProbe(
-                shape, asked.prompts, stage.group_size, self.machine,
-                autocast=stage.autocast, sampling=stage.sampling, weights=weights,
-                speculate=_looked_up(stage.engine), compiled=getattr(stage.engine, "compiled", False),
-            )  # fmt: skip
-        else:
-            costs = Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
+        costs = self.sampling_costs(groups, asked)
         side_by_side = min(len(lengths), MAX_ROWS, max(1, MAX_CACHE_TOKENS // (max(prompts) + max(lengths))))
         chunks = -(-len(lengths) // side_by_side)
         parts["kernels"] = costs.kernel_bytes(lengths[:side_by_side], stage.rollouts * chunks)
@@ -328,7 +353,19 @@ class _Planner:
             shape, prompts=at_once, rows=side_by_side, longest=max(lengths), autocast=stage.autocast
         )
 
-    def _cost(self, one: Pass, groups: Sequence[Group]) -> Costs:
+    def sampling_costs(self, groups: Sequence[Group], asked: Asked) -> SamplingCosts:
+        """What sampling from its policy takes."""
+        stage, shape = self.stage, self.shapes["policy"]
+        if not self._is_here(shape):
+            return Roofline(shape, groups, self.machine, autocast=stage.autocast, head="logprobs")
+        return SamplingProbe(
+            shape, asked.prompts, stage.group_size, self.machine,
+            autocast=stage.autocast, sampling=stage.sampling, weights=getattr(stage.engine, "weights", "same"),
+            speculate=_looked_up(stage.engine), compiled=getattr(stage.engine, "compiled", False),
+        )  # fmt: skip
+
+    def cost(self, one: Pass, groups: Sequence[Group]) -> Costs:
+        """What a pass of one of its models takes."""
         shape = self.shapes[one.whose]
         key = (shape.likeness, one.head)  # a model that is shaped as another costs the same
         if key not in self._costs:
@@ -356,7 +393,10 @@ class _Planner:
                 f"the new model has {DEFAULT_VOCABULARY:,} tokens: nothing says how many its tokenizer will have"
             )
             vocabulary = DEFAULT_VOCABULARY
-        return shape_of(self.sources.model(config), default_vocabulary=vocabulary)
+        config = self.sources.model(config)
+        if (family := known_family(config)) is not None:
+            self.sources.assume(f"{config.path} has the shape that is published of {family}; its files were not read")
+        return shape_of(config, default_vocabulary=vocabulary)
 
     def _other(self, key: str, default: ModelShape) -> ModelShape:
         """A model that a setting names; the policy's own shape where none does."""

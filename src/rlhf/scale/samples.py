@@ -19,7 +19,7 @@ from rlhf.data.row_report import TokenizationReport
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.models.tokens import load_tokenizer
 from rlhf.scale.expected_inputs import Sources
-from rlhf.scale.shape import ModelShape
+from rlhf.scale.shape import ModelShape, known_family
 from rlhf.seeds import derive_seed
 
 SAMPLE = 512
@@ -84,8 +84,18 @@ def rows_of(stage: OfflineStage, shape: ModelShape, sources: Sources) -> Sample:
     )
 
 
-def prompts_of(stage: Any, shape: ModelShape, sources: Sources) -> Asked:
-    """Prompts of a stage, and how long completions may become: as long as what the policy was shown, where that is known."""
+def prompts_of(
+    stage: Any, shape: ModelShape, sources: Sources, *, lengths: Sequence[int] = (), lengths_of: str = ""
+) -> Asked:
+    """Prompts of a stage, and how long completions may become: as long as what the policy was shown, where that is known.
+
+    Args:
+        stage: Its settings.
+        shape: Of the policy.
+        sources: Of its data.
+        lengths: Tokens of completions that a policy sampled, which decide where there are any.
+        lengths_of: What they are of, for a person.
+    """
     sample = _read(stage.prompts, "grpo", stage, sources, limit=stage.limit)
     longest = stage.sampling.max_new_tokens
     if sample is not None:
@@ -95,6 +105,11 @@ def prompts_of(stage: Any, shape: ModelShape, sources: Sources) -> Asked:
         length = stage.max_prompt_length or min(NO_PROMPT_LIMIT, (shape.context or NO_LIMIT) // 2)
         prompts = [Prompt(str(i), _ids(length, shape.vocabulary, i), "") for i in range(SYNTHETIC)]
         total, said = None, f"settings: prompts of {length} tokens"
+    if lengths:
+        sources.assume(f"completions are as long as those of {lengths_of}, {longest} tokens at most")
+        return Asked(
+            prompts, total, [min(length, longest) for length in lengths], f"{said}; completions of {lengths_of}"
+        )
     lengths, shown_by = _shown_lengths(stage, sources)
     if lengths:
         sources.assume(f"completions are as long as those that {shown_by} learns from, {longest} tokens at most")
@@ -146,6 +161,9 @@ def _read(
     files, config = sources.files(source), sources.tokenizer(stage.model)
     if files is None or config is None:
         sources.assume(f"{_named(source)} is not there yet: lengths are those of the settings")
+        return None
+    if known_family(config) is not None and config.tokenizer is None:
+        sources.assume(f"the tokenizer of {config.path} was not fetched: lengths are those of the settings")
         return None
     plan = stepwise(stage.step_separator) if wanted == "stepwise" else PLANS[wanted]
     options: dict[str, Any] = {

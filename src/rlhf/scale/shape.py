@@ -16,12 +16,17 @@ from rlhf.config.model import DType, LoRAConfig, ModelConfig
 from rlhf.errors import ModelError, did_you_mean
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.sources import hub_options, is_adapter, model_source, plain_errors
+from rlhf.scale.model_families import FAMILIES, family_of
 
 WIDTH: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
 FOUR_BIT_BYTES = 0.56
 """Of a weight in 4 bits with its share of the scales (Dettmers et al. 2023, arXiv:2305.14314, section 3: 4.127 bits with double
 quantization, 4.5 without)."""
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,8 @@ class ModelShape:
     """Weights of the new adapter; 0 without one."""
     num_products: int
     """Linear maps of different shapes."""
+    num_routed: int = 0
+    """Weights of experts of which a router chooses a few for each token; 0 in a dense model."""
 
     @property
     def text(self) -> Any:
@@ -58,6 +65,29 @@ class ModelShape:
         return int(self.text.hidden_size)
 
     @property
+    def inner(self) -> int:
+        """I, the inner width of an MLP; of a mixture, of all experts that a token passes."""
+        text = self.text
+        if self.num_routed:
+            each = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+            return int(each) * int(text.num_experts_per_tok)
+        return int(getattr(text, "intermediate_size", None) or 4 * self.hidden)
+
+    @property
+    def routed_frac(self) -> float:
+        """Share of the routed experts that a token passes; 1 in a dense model."""
+        if not self.num_routed:
+            return 1.0
+        text = self.text
+        experts = next((value for key in EXPERTS if (value := getattr(text, key, None))), None)
+        return 1.0 if experts is None else int(text.num_experts_per_tok) / int(experts)
+
+    @property
+    def num_active(self) -> float:
+        """Of ``num_body``, the weights that one token passes: all of a dense model."""
+        return self.num_body - self.num_routed * (1 - self.routed_frac)
+
+    @property
     def vocabulary(self) -> int:
         """V."""
         return int(self.text.vocab_size)
@@ -70,7 +100,7 @@ class ModelShape:
 
     @property
     def num_body(self) -> int:
-        """Weights that every token passes: all but embeddings and head."""
+        """Weights of the layers: all but embeddings and head."""
         tied = bool(getattr(self.text, "tie_word_embeddings", False))
         return max(0, self.num_parameters - self.num_embeddings - (0 if tied else self.num_head))
 
@@ -96,6 +126,8 @@ class ModelShape:
     def cached_numbers_per_token(self) -> int:
         """Numbers of keys and values that all layers keep of one token while sampling."""
         text = self.text
+        if latent := getattr(text, "kv_lora_rank", None):  # DeepSeek-V2, arXiv:2405.04434, section 2.1: one vector for all heads
+            return self.num_layers * (int(latent) + int(text.qk_rope_head_dim))
         heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
         width = int(getattr(text, "head_dim", None) or self.hidden // int(text.num_attention_heads))
         return 2 * self.num_layers * heads * width
@@ -128,7 +160,11 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
     Raises:
         ModelError: There is no such folder, its config can't be read, or transformers can't build such a model.
     """
-    config = _read_config(settings) if settings.path is not None else _new_config(settings, default_vocabulary)
+    family = known_family(settings)
+    if family is not None:
+        config = _new_config(settings.updated(path=None, init=FAMILIES[family].config, tokenizer=settings.path), None)
+    else:
+        config = _read_config(settings) if settings.path is not None else _new_config(settings, default_vocabulary)
     name = settings.path or f"the new {config.model_type}"
     try:
         with torch.device("meta"):
@@ -145,7 +181,14 @@ def shape_of(settings: ModelConfig, *, default_vocabulary: int | None = None) ->
         num_head=head.weight.numel() if head is not None else 0,
         num_adapter=_adapter_numbers(model, head, settings.lora) if settings.lora is not None else 0,
         num_products=len(linear),
+        num_routed=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
     )
+
+
+def known_family(settings: ModelConfig) -> str | None:
+    """The family in the table of published shapes that a hub name is of, and that is no folder here: its config need not be fetched."""
+    path = settings.path
+    return None if path is None or "/" not in path or Path(path).expanduser().exists() else family_of(path)
 
 
 def _read_config(settings: ModelConfig) -> PretrainedConfig:

@@ -43,7 +43,7 @@ NAMES: Mapping[str, str] = {
     "BaseRewardModel": "A reward is any object with the method of rlhf.rewards.types.Scorer; models that judge are RewardModel.",
     "GenerationSampler": "SamplingConfig(temperature=..., top_p=...); `sampling` of a stage.",
     "setup_gradient_checkpointing": "`model: {gradient_checkpointing: true}`; in Python, ModelConfig(gradient_checkpointing=True).",
-    "RLHFMemoryOptimizer": "`rlhf plan recipe.yaml` estimates the memory and says what would fit.",
+    "RLHFMemoryOptimizer": "`estimate_memory` and `recommend_strategy` go by a size alone; `rlhf plan recipe.yaml` by a recipe.",
     "RewardModelService": "A reward of `kind: service` asks a server over HTTP (docs/rewards.md).",
     "PretrainedLLM": "PolicyModel.from_pretrained(...)",
     "SupervisedFineTuner": "SFTTrainer; `rlhf sft model=PATH data=FILE`.",

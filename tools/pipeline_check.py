@@ -1,0 +1,273 @@
+"""Is the simulation of pipelines right? Writes docs/results/pipelines.md.
+
+    python tools/pipeline_check.py [--work FOLDER] [--turns 3] [--only published|measured]
+
+Measured: the quickstart's PPO, shortened, on this machine: in turns in one process, one step off (`async_rollouts`), and on two ranks of
+`torchrun`. Every prediction and every run is a fresh process, and they take turns; a figure is the median. Predictions know the recipe, thin
+copies of the models that are measured beforehand (as `rlhf plan` does), the lengths of the first run's `rollouts.jsonl`, and for ranks what a
+collective of gloo takes; nothing of them is fitted to the runs. Seconds are by the clock, from a phase's first step to the next one's.
+
+Published: step times that others report with model, accelerators, batch and mean length (tools/published_steps.yaml, with sources).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results" / "pipelines.md"
+RECORD = ROOT / "docs" / "results" / "pipelines.json"
+GOAL = 0.2
+"""How far a prediction may be off, as a share of what is measured."""
+PAIRS, ROLLOUTS, TURNS = 600, 10, 3
+CASES = {"synchronous": "one process, in turns", "one-step-off": "`async_rollouts: {max_staleness: 1}`", "two ranks": "`torchrun --nproc-per-node 2`"}
+SIMULATED = 12
+"""Phases that are simulated after the start."""
+
+
+def recipe_of(work: Path, case: str) -> dict[str, Any]:
+    """The quickstart with few pairs and few rollouts."""
+    tree: dict[str, Any] = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text(encoding="utf-8"))
+    stages = {name: tree["stages"][name] for name in ("world", "sft", "preferences", "reward", "ppo")}
+    stages["preferences"] |= {"num_pairs": PAIRS}
+    stages["ppo"] |= {"rollouts": ROLLOUTS}
+    if case == "one-step-off":
+        stages["ppo"] |= {"async_rollouts": {"max_staleness": 1}}
+    return {"name": "pipeline_check", "output_dir": str(work), "seed": 1, "threads": 1, "device": "cpu", "stages": stages}
+
+
+def run(work: Path, case: str) -> list[float]:
+    """Seconds of each phase but the first two of a run: from the end of its first step to that of the next phase's."""
+    file = work / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe_of(work, case), sort_keys=False), encoding="utf-8")
+    folder = work / "pipeline_check"
+    shutil.rmtree(folder / "ppo", ignore_errors=True)
+    command = [sys.executable, "-m", "rlhf", "run", str(file), "--until", "ppo"]
+    if case == "two ranks":
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *command[1:]]
+    subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    begun = max(place for place, event in enumerate(events) if (event.get("stage"), event["event"]) == ("ppo", "stage_start"))
+    ends: dict[int, float] = {}
+    for event in events[begun:]:
+        if event["event"] == "metrics" and event["stage"] == "ppo" and "step" in event:
+            ends.setdefault(event["step"], event["time"])
+    per_phase = max(ends) // ROLLOUTS
+    firsts = [ends[1 + phase * per_phase] for phase in range(ROLLOUTS)]
+    return [later - earlier for earlier, later in zip(firsts[1:], firsts[2:], strict=False)]
+
+
+def predict(work: Path, case: str) -> dict[str, Any]:
+    """Seconds of a phase, in this process, with a thread for each side as the runs have."""
+    import torch
+
+    from rlhf.config.recipe import RecipeConfig
+    from rlhf.scale.engine_speed import EngineSpeed
+    from rlhf.scale.machine import this_machine
+    from rlhf.scale.pipelines import PipelineSpec, simulate
+    from rlhf.scale.plan import StagePlanner
+    from rlhf.scale.sampled_lengths import read_sampled_lengths
+    from rlhf.scale.warm import warm_up
+
+    torch.set_num_threads(1)
+    recipe = RecipeConfig.of(recipe_of(work, case), source="tools/pipeline_check.py")
+    stage = recipe.stages["ppo"]
+    sampled = read_sampled_lengths(work / "rollouts.jsonl")
+    warm_up(samples=True)
+    planner = StagePlanner(recipe, "ppo", stage, this_machine(threads=1), 0.0, sampled)
+    facts = planner.facts()
+    ranks = 2 if case == "two ranks" else 1
+    groups = facts.groups
+    assert facts.sampling is not None
+    costs = planner.sampling_costs(groups, facts.sampling)
+    lengths = [len(branch.tokens) for group in groups for branch in group.branches]
+    prompts = [len(group.prefix) for group in groups]
+    score = sum(one.times * one.microbatches * _read(planner, one, groups, ranks) for one in facts.work.read)
+    learn = 0.0
+    for one in facts.work.learned:
+        learned = planner.cost(one, groups).learn(one.tokens / one.microbatches / ranks)
+        learn += one.times * one.microbatches * (learned.packing * ranks + learned.forward + learned.backward)
+    for whose, times in facts.work.optimized.items():
+        first = next(one for one in facts.work.learned if one.whose == whose)
+        learn += times * planner.cost(first, groups).optimize() / ranks
+    if ranks > 1:
+        exchanged = in_fresh_ranks(work)
+        learn += exchanged["seconds_per_pass"] * sum(one.times * one.microbatches for one in facts.work.learned)
+    mine = lengths[::ranks]
+    prefill, decode = costs.decode(sum(prompts) / ranks, len(prompts) // ranks, mine)
+    few = mine[: max(1, len(mine) // 4)]
+    _, decode_few = costs.decode(sum(prompts) / ranks / 4, max(1, len(prompts) // ranks // 4), few)
+    step, row = _two_lines((max(mine), sum(mine), decode), (max(few), sum(few), decode_few))
+    speed = EngineSpeed(
+        step_seconds=step, weights_seconds=0.0, row_seconds=row, cached_seconds=0.0, prompt_seconds=prefill / (sum(prompts) / ranks)
+    )
+    kind: Any = case if case == "one-step-off" else "synchronous"
+    staleness = int(kind == "one-step-off")
+    mean = sum(prompts) + sum(lengths)
+    spec = PipelineSpec(
+        kind=kind, max_staleness=staleness, num_engines=ranks, speed=speed,
+        score_seconds=lambda tokens: score * tokens / mean, learn_seconds=lambda tokens: learn * tokens / mean, push_seconds=0.0,
+    )  # fmt: skip
+    batches = sampled.batches(SIMULATED + 2, groups=stage.prompts_per_rollout, group_size=1, longest=stage.sampling.max_new_tokens, seed=1)
+    result = simulate(spec, batches)
+    return {
+        "seconds": result.seconds_per_phase, "engine": result.engine_utilization, "trainer": result.trainer_utilization,
+        "staleness": result.staleness, "learn": learn, "score": score, "rollout": prefill + decode,
+    }  # fmt: skip
+
+
+def exchange() -> None:
+    """What FSDP2's collectives of a pass forward and back take with gloo, in a process that torchrun started: a model of the base's size."""
+    import time
+
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    from rlhf.models.policy import PolicyModel
+    from rlhf.models.sharded_models import shard_model
+
+    policy = PolicyModel.from_pretrained("embedded")
+    tokens = torch.randint(0, 100, (1, 8))
+    seconds = {}
+    for name in ("whole", "sharded"):
+        if name == "sharded":
+            shard_model(policy.model)
+        spent = []
+        for _ in range(12):
+            distributed.barrier()
+            began = time.perf_counter()
+            policy.model(tokens).logits.sum().backward()
+            spent.append(time.perf_counter() - began)
+        seconds[name] = statistics.median(spent[2:])
+    if distributed.get_rank() == 0:
+        print(json.dumps({"seconds_per_pass": seconds["sharded"] - seconds["whole"]}))
+    distributed.destroy_process_group()
+
+
+def in_fresh_ranks(work: Path) -> dict[str, float]:
+    """The last line of two ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", __file__, "--work", str(work), "--do", "exchange"]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=True)
+    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def _read(planner: Any, one: Any, groups: Sequence[Any], ranks: int) -> float:
+    seconds: float = planner.cost(one, groups).read(one.tokens / one.microbatches / ranks)
+    return seconds
+
+
+def _two_lines(all_rows: tuple[int, int, float], few: tuple[int, int, float]) -> tuple[float, float]:
+    """Seconds of a step and of a row in it, from two rollouts: (steps, tokens, seconds) of each."""
+    (s1, t1, d1), (s2, t2, d2) = all_rows, few
+    row = max(0.0, (d1 * s2 - d2 * s1) / (t1 * s2 - t2 * s1))
+    return max(0.0, (d1 - row * t1) / s1), row
+
+
+def measured(work: Path, turns: int) -> dict[str, Any]:
+    """Predictions and runs of all cases, in turns."""
+    found: dict[str, Any] = {case: {"runs": [], "plans": []} for case in CASES}
+    loads = []
+    for turn in range(turns):
+        for case, figures in found.items():
+            figures["runs"].append(run(work, case))
+            if turn == 0 and case == "synchronous":
+                shutil.copy(work / "pipeline_check" / "ppo" / "rollouts.jsonl", work / "rollouts.jsonl")
+            command = [sys.executable, __file__, "--work", str(work), "--do", "predict", "--case", case]
+            done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+            if done.returncode:
+                raise SystemExit(f"predicting {case} failed:\n{done.stderr}")
+            figures["plans"].append(json.loads(done.stdout.strip().splitlines()[-1]))
+            loads.append(os.getloadavg()[0])
+            print(f"turn {turn + 1}, {case}: done, load {loads[-1]:.1f}", flush=True)
+    return {"cases": found, "loads": loads, "turns": turns}
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
+
+
+def measured_lines(record: Mapping[str, Any]) -> list[str]:
+    """The table of what was measured here."""
+    loads = record["loads"]
+    lines = [
+        f"The machine ({os.cpu_count()} cores) had a load of {min(loads):.1f} to {max(loads):.1f} meanwhile. Each figure is the median of "
+        f"{record['turns']} turns; a run has {ROLLOUTS - 2} phases that count.",
+        "",
+        "| pipeline | how | seconds of a phase: predicted | measured (lowest to highest turn) | off by | trainer busy, predicted | staleness, predicted |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case, figures in record["cases"].items():
+        plan = {key: statistics.median(each[key] for each in figures["plans"]) for key in ("seconds", "trainer")}
+        runs = sorted(statistics.median(each) for each in figures["runs"])
+        real = statistics.median(runs)
+        ages = ", ".join(f"{age}: {share:.0%}" for age, share in figures["plans"][0]["staleness"].items())
+        lines.append(
+            f"| {case} | {CASES[case]} | {plan['seconds']:.2f} | {real:.2f} ({runs[0]:.2f} to {runs[-1]:.2f}) | {_off(plan['seconds'], real)} | "
+            f"{plan['trainer']:.0%} | {ages} |"
+        )
+    return lines
+
+
+def _off(predicted: float, real: float) -> str:
+    off = predicted / real - 1
+    return f"{off:+.0%}" if abs(off) <= GOAL else f"**{off:+.0%}**"
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """docs/results/pipelines.md."""
+    from tools.published_steps import published_lines
+
+    lines = ["# Is the simulation of pipelines right?", ""]
+    lines += [f"Written by `python tools/pipeline_check.py`. The goal is {GOAL:.0%} either way; what misses it is bold.", ""]
+    lines += ["## Measured here", "", *measured_lines(record["measured"]), "", *MEASURED_NOTES, ""] if "measured" in record else []
+    return "\n".join([*lines, "## Published by others", "", *published_lines(), ""])
+
+
+MEASURED_NOTES = (
+    "A phase is one rollout of 96 completions and the six steps that learn from it. Predictions know the recipe, thin copies of the models measured",
+    "beforehand, the lengths of a run's `rollouts.jsonl`, and what FSDP2 adds to one pass of the base model on two ranks; nothing is fitted to the",
+    "runs. Logs, metrics, credit and the arithmetic of losses are not foreseen (`other` in [plan.md](plan.md)).",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "pipeline_check")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--only", choices=("published", "measured"))
+    parser.add_argument("--do", choices=("predict", "exchange"), help="used by this tool itself")
+    parser.add_argument("--case", choices=CASES, help="used by this tool itself")
+    asked = parser.parse_args(arguments)
+    work = asked.work.resolve()
+    if asked.do == "predict":
+        print(json.dumps(predict(work, asked.case)))
+        return
+    if asked.do == "exchange":
+        exchange()
+        return
+    record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    if asked.only != "published":
+        work.mkdir(parents=True, exist_ok=True)
+        record["measured"] = measured(work, asked.turns)
+        RECORD.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    if asked.only != "measured":
+        PAGE.write_text(page(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
