@@ -73,6 +73,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     name = "rl"
     config_class: ClassVar[type[BaseConfig]] = RLConfig
     trains_over_ranks: ClassVar[bool] = True
+    keeps_shards = False
+    """Whether what was trained over ranks stays in shards, for ``rlhf.models.sharded_models.saveable_on_main``."""
     needs_scorer: ClassVar[bool] = True
     """Whether anything is learned from scores."""
 
@@ -135,7 +137,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         if ranks.size > 1:
             choose_paths(self)
         try:
-            with in_shards(models_of_rollouts(self), ranks):
+            with in_shards(models_of_rollouts(self), ranks, keep=self.keeps_shards):
                 return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
         finally:
             self.collector.close()

@@ -18,8 +18,7 @@ from rlhf.distributed.sharding import unshard, whole_weights
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
-from rlhf.models.scalar_model import ScalarModel
-from rlhf.models.sharded_models import shard_model
+from rlhf.models.sharded_models import networks_of, shard_model
 from rlhf.rollout.requests import rows_to_check
 from rlhf.training.penalties import ElasticWeightConsolidation
 
@@ -49,18 +48,23 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 
 @contextmanager
-def in_shards(models: Sequence[nn.Module], ranks: Ranks) -> Iterator[None]:
+def in_shards(models: Sequence[nn.Module], ranks: Ranks, *, keep: bool = False) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
     Small modules without layers stay whole on every rank.
+
+    Args:
+        models: What is cut.
+        ranks: A process by itself keeps whole weights.
+        keep: Leave the weights in shards afterwards: whoever uses the models then does so on all ranks at once.
     """
     if ranks.size == 1:
         yield
         return
-    networks = [network for model in models for network in _networks(model)]
+    networks = [network for model in models for network in networks_of(model)]
     roots = [shard_model(network) for network in networks if isinstance(network, PreTrainedModel | PeftModel)]
     yield
-    for root in roots:
+    for root in () if keep else roots:
         unshard(root)
 
 
@@ -95,8 +99,3 @@ def choose_paths(trainer: Any) -> None:
         if model is not None and model.choice is None and not getattr(model, "is_shared", False):
             model.choose_path(rows)
 
-
-def _networks(module: nn.Module) -> Sequence[nn.Module]:
-    if isinstance(module, PolicyModel):
-        return [module.model]
-    return module.networks if isinstance(module, ScalarModel) else [module]
