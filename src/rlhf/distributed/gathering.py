@@ -39,7 +39,9 @@ def whole_on_main(
     shards = {id(p): p for p in model.parameters() if is_shard(p) and p.numel() and wanted(p)}
     with tempfile.TemporaryFile(dir=scratch) as file:
         gathered = _gather(shards, file)
-        kept = [(module, key, p) for module in model.modules() for key, p in module._parameters.items() if id(p) in gathered]
+        kept = [
+            (module, key, p) for module in model.modules() for key, p in module._parameters.items() if id(p) in gathered
+        ]
         for module, key, p in kept:
             module._parameters[key] = gathered[id(p)]
         try:
@@ -64,7 +66,9 @@ def _gather(shards: dict[int, nn.Parameter], file: BinaryIO) -> dict[int, nn.Par
     memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {
         key: nn.Parameter(
-            torch.frombuffer(memory, dtype=shards[key].dtype, count=shards[key].numel(), offset=start).view(shards[key].shape),
+            torch.frombuffer(memory, dtype=shards[key].dtype, count=shards[key].numel(), offset=start).view(
+                shards[key].shape
+            ),
             requires_grad=shards[key].requires_grad,
         )
         for key, start in starts.items()

@@ -10,26 +10,66 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rlhf.errors import ConfigError
+
 ResultT = TypeVar("ResultT")
 _CALL = "_rlhf_inside_forward"
+_replicas = 1
+"""Groups of ranks that hold whole models, where weights are in shards now."""
 
 
-def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
+@dataclass(frozen=True, slots=True)
+class ShardOptions:
+    """How weights are cut; the same on every rank."""
+
+    replicas: int = 1
+    """Groups of ranks that hold a whole model each; divides the number of ranks."""
+    cpu_offload: bool = False
+    """Shards lie in main memory."""
+    param_dtype: torch.dtype | None = None
+    """In which whole weights are gathered; None for their own."""
+
+
+@contextmanager
+def cut_by(options: ShardOptions) -> Iterator[None]:
+    """Inside, what is read from checkpoints is cut as ``shard`` with these options cuts a model.
+
+    Raises:
+        ConfigError: There are not as many ranks in each replica.
+    """
+    global _replicas
+    size = torch.distributed.get_world_size()
+    if size % options.replicas:
+        raise ConfigError(f"fsdp.replicate is {options.replicas}, which does not divide the {size} ranks.")
+    before, _replicas = _replicas, options.replicas
+    try:
+        yield
+    finally:
+        _replicas = before
+
+
+def shard(root: nn.Module, layers: Sequence[nn.Module], options: ShardOptions = ShardOptions()) -> None:
     """Keep a part of each parameter on each rank: a group of collectives for each layer, and one for all the rest.
 
     Args:
         root: On the same device, with the same weights, on every rank.
         layers: Modules inside it that are gathered one after the other, in the order of the forward pass.
+        options: How; called inside ``cut_by`` with the same.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     mesh = _mesh()
-    sharded: list[Any] = [fully_shard(module, mesh=mesh) for module in [*layers, root]]
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
+    how: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
+    if options.param_dtype is not None:
+        how["mp_policy"] = MixedPrecisionPolicy(param_dtype=options.param_dtype, reduce_dtype=_widest(root))
+    sharded: list[Any] = [fully_shard(module, **how) for module in [*layers, root]]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -154,15 +194,32 @@ def empty_shard(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Room for this rank's part of a tensor as ``shard`` cuts it, by its first dimension; for all of it in a process by itself."""
     if not torch.distributed.is_initialized():
         return torch.empty(shape, dtype=dtype)
-    from torch.distributed.tensor import Shard, empty
+    from torch.distributed.tensor import Replicate, Shard, empty
 
-    return empty(shape, dtype=dtype, device_mesh=_mesh(), placements=[Shard(0)])
+    placements = [Shard(0)] if _replicas == 1 else [Replicate(), Shard(0)]
+    return empty(shape, dtype=dtype, device_mesh=_mesh(), placements=placements)
+
+
+def compute_device(tensor: Tensor) -> torch.device:
+    """Where a tensor is computed with, which for an offloaded shard is not where it lies."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    if mesh is None or mesh.device_type == tensor.device.type:
+        return tensor.device
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
 def _mesh() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    size = torch.distributed.get_world_size()
+    if _replicas == 1:
+        return init_device_mesh("cpu", (size,))
+    return init_device_mesh("cpu", (_replicas, size // _replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _widest(root: nn.Module) -> torch.dtype | None:
+    """The type of weights, in which gradients are summed."""
+    return max((p.dtype for p in root.parameters() if p.requires_grad), key=lambda dtype: dtype.itemsize, default=None)
 
 
 def _call(function: Callable[[], ResultT]) -> ResultT:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlhf.distributed.gathering import whole_on_main
-from rlhf.distributed.sharding import shard, unshard
+from rlhf.distributed.sharding import ShardOptions, shard, unshard
 from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.scalar_model import ScalarModel
@@ -25,7 +25,7 @@ def networks_of(module: nn.Module) -> Sequence[nn.Module]:
     return module.networks if isinstance(module, ScalarModel) else [module]
 
 
-def shard_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+def shard_model(model: PreTrainedModel | PeftModel, options: ShardOptions = ShardOptions()) -> PreTrainedModel:
     """Shard a model with a head, adapter and all; the part of it that ``rlhf.distributed.sharding.unshard`` takes.
 
     Embeddings, the last norm and the head are one group, tied or not, which stays whole from forward to backward.
@@ -34,7 +34,7 @@ def shard_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         ModelError: Its layers are not where transformers has them.
     """
     base = base_model(model)
-    shard(base, transformer_layers(base))
+    shard(base, transformer_layers(base), options)
     return base
 
 
@@ -71,5 +71,7 @@ def saveable_on_main(model: nn.Module, scratch: Path) -> Iterator[None]:
             is_adapter = isinstance(network, PeftModel)
             if is_adapter and not base_model(network).name_or_path:
                 unshard(base_model(network))
-            stack.enter_context(whole_on_main(network, scratch, wanted=lambda p, only=is_adapter: p.requires_grad or not only))
+            stack.enter_context(
+                whole_on_main(network, scratch, wanted=lambda p, only=is_adapter: p.requires_grad or not only)
+            )
         yield

@@ -132,7 +132,7 @@ class Roofline:
         """A micro-batch of so many distinct tokens, packed, forward and back."""
         once = self._arithmetic(tokens)
         frozen = self.shape.settings.lora is not None
-        recomputed = 1.0 if self.shape.settings.gradient_checkpointing else 0.0
+        recomputed = 1.0 if self.shape.settings.gradient_checkpointing is True else 0.0
         forward = self._longer(once, self._traffic(tokens), 1)
         # backward: by inputs and by weights, the latter only where weights are trained
         backward = self._longer(once * ((1 if frozen else 2) + recomputed), 2 * self._traffic(tokens), 2)
@@ -197,7 +197,7 @@ class Roofline:
 
     def _saved_bytes(self, tokens: float) -> float:
         shape = self.shape
-        if shape.settings.gradient_checkpointing:
+        if shape.settings.gradient_checkpointing is True:  # `selective` keeps most of it
             return tokens * shape.hidden * (shape.num_layers + SAVED_PER_LAYER) * WIDTH[self.dtype]
         inner = int(getattr(shape.text, "intermediate_size", None) or 4 * shape.hidden)
         each = SAVED_PER_LAYER * shape.hidden + SAVED_INNER * inner

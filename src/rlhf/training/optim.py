@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf.config.training import Autocast, Schedule, TrainConfig
-from rlhf.distributed.sharding import is_shard, like, part, whole
+from rlhf.distributed.sharding import compute_device, is_shard, like, part, whole
 from rlhf.errors import ConfigError, TrainingError, check_type
 
 CLIP_EPS = 1e-6
@@ -34,7 +34,7 @@ class TrainedModule:
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        return next(self.module.parameters()).device
+        return compute_device(next(self.module.parameters()))
 
 
 def learning_rate_factor(step: int, total_steps: int, *, warmup_frac: float, kind: Schedule, floor: float) -> float:
@@ -181,7 +181,7 @@ class Optimizer:
             raise ConfigError(NOTHING_TRAINABLE)
         if config.autocast == "float16" and any(p.dtype == torch.float16 for p in self.parameters):
             raise ConfigError("autocast is float16, and so are the weights; train float32 weights (`dtype: float32`).")
-        self.device = self.parameters[0].device
+        self.device = compute_device(self.parameters[0])
         self.adamw = torch.optim.AdamW(
             groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=_can_fuse(self.parameters)
         )

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
+from rlhf.config.fsdp import FSDPConfig
 from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
 from rlhf.distributed.ranks import Ranks, current_ranks
-from rlhf.distributed.sharding import unshard, whole_weights
+from rlhf.distributed.sharding import ShardOptions, cut_by, unshard, whole_weights
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
@@ -48,7 +50,9 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 
 @contextmanager
-def in_shards(models: Sequence[nn.Module], ranks: Ranks, *, keep: bool = False) -> Iterator[None]:
+def in_shards(
+    models: Sequence[nn.Module], ranks: Ranks, config: FSDPConfig | None = None, *, keep: bool = False
+) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
     Small modules without layers stay whole on every rank.
@@ -56,14 +60,21 @@ def in_shards(models: Sequence[nn.Module], ranks: Ranks, *, keep: bool = False) 
     Args:
         models: What is cut.
         ranks: A process by itself keeps whole weights.
+        config: How they are cut.
         keep: Leave the weights in shards afterwards: whoever uses the models then does so on all ranks at once.
     """
     if ranks.size == 1:
         yield
         return
     networks = [network for model in models for network in networks_of(model)]
-    roots = [shard_model(network) for network in networks if isinstance(network, PreTrainedModel | PeftModel)]
-    yield
+    config = config or FSDPConfig()
+    dtype = None if config.param_dtype is None else getattr(torch, config.param_dtype)
+    options = ShardOptions(config.replicate, config.cpu_offload, dtype)
+    with cut_by(options):
+        roots = [
+            shard_model(network, options) for network in networks if isinstance(network, PreTrainedModel | PeftModel)
+        ]
+        yield
     for root in () if keep else roots:
         unshard(root)
 
@@ -98,4 +109,3 @@ def choose_paths(trainer: Any) -> None:
     for model in (trainer.policy, trainer.inputs.value_model):
         if model is not None and model.choice is None and not getattr(model, "is_shared", False):
             model.choose_path(rows)
-
