@@ -63,6 +63,8 @@ class RecipeConfig(BaseConfig):
     """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
     fsdp: FSDPConfig | None = None
     """How ranks cut weights into shards, for every stage that trains and does not say it itself."""
+    deepspeed: FilePath | None = None
+    """DeepSpeed's JSON file, for every stage that trains and names none itself."""
     stages: dict[str, Stage]
     """Run in this order; a later one may use what an earlier one made."""
 
@@ -122,6 +124,8 @@ def common_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(ConfigError):
             FSDPConfig.of(tree["fsdp"])
             common["fsdp"] = tree["fsdp"]
+    if isinstance(tree.get("deepspeed"), str):
+        common["deepspeed"] = tree["deepspeed"]
     return common
 
 

@@ -9,9 +9,9 @@ step's gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,19 @@ from torch import Tensor, nn
 from rlhf.errors import ConfigError
 
 ResultT = TypeVar("ResultT")
-_CALL = "_rlhf_inside_forward"
+CALL = "_rlhf_inside_forward"
+"""Where a module that lies in shards has what ``inside_forward`` calls."""
 _replicas = 1
 """Groups of ranks that hold whole models, where weights are in shards now."""
+
+
+@runtime_checkable
+class WholeWeights(Protocol):
+    """Another engine's call, which gathers weights in its own way."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, weights are whole, and no forward pass is a collective."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,9 @@ class ShardOptions:
     """Shards lie in main memory."""
     param_dtype: torch.dtype | None = None
     """In which whole weights are gathered; None for their own."""
+
+
+PLAIN = ShardOptions()
 
 
 @contextmanager
@@ -54,7 +67,7 @@ def cut_by(options: ShardOptions) -> Iterator[None]:
         _replicas = before
 
 
-def shard(root: nn.Module, layers: Sequence[nn.Module], options: ShardOptions = ShardOptions()) -> None:
+def shard(root: nn.Module, layers: Sequence[nn.Module], options: ShardOptions = PLAIN) -> None:
     """Keep a part of each parameter on each rank: a group of collectives for each layer, and one for all the rest.
 
     Args:
@@ -109,7 +122,7 @@ def unshard(root: nn.Module) -> None:
                 if id(parameter) not in whole_ones:
                     whole_ones[id(parameter)] = nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
                 module._parameters[key] = whole_ones[id(parameter)]
-    root.__dict__.pop(_CALL, None)
+    root.__dict__.pop(CALL, None)
 
 
 @contextmanager
@@ -119,7 +132,8 @@ def whole_weights(models: Iterable[nn.Module]) -> Iterator[None]:
     No forward pass is a collective there, so ranks may take different numbers of them; none with gradient, and nothing may be written to
     the weights. It takes the memory of the whole weights, which is free again afterwards.
     """
-    roots = [root for model in models for root in model.modules() if _CALL in root.__dict__]
+    roots = [root for model in models for root in model.modules() if CALL in root.__dict__]
+    calls = [root.__dict__[CALL] for root in roots]
     sharded: list[Any] = [module for root in roots for module in _sharded_modules(root)]
     for module in sharded:
         module.unshard()
@@ -127,12 +141,19 @@ def whole_weights(models: Iterable[nn.Module]) -> Iterator[None]:
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
     for root in roots:
-        del root.__dict__[_CALL]
+        del root.__dict__[CALL]
     try:
-        yield
+        with ExitStack() as stack:
+            for call in calls:
+                if isinstance(call, WholeWeights):
+                    stack.enter_context(call.whole())
+            yield
     finally:
-        for root in roots:
-            _make_callable(root)
+        for root, call in zip(roots, calls, strict=True):
+            if isinstance(call, WholeWeights):
+                root.__dict__[CALL] = call
+            else:
+                _make_callable(root)
         for module in sharded:
             state = _state(module)
             state._pre_forward_hook_handle = module.register_forward_pre_hook(
@@ -148,7 +169,7 @@ def inside_forward(model: nn.Module, function: Callable[[], ResultT]) -> ResultT
     A model that is not sharded only has the function called. Tensors with gradient should be in the result itself, or in tuples,
     lists and dicts of it.
     """
-    call = model.__dict__.get(_CALL)
+    call = model.__dict__.get(CALL)
     if call is None:
         return function()
     result: ResultT = call(function)
@@ -230,8 +251,8 @@ def _make_callable(root: nn.Module) -> None:
     """What ``inside_forward`` looks for."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
-    setattr(root, _CALL, _call)
-    register_fsdp_forward_method(root, _CALL)
+    setattr(root, CALL, _call)
+    register_fsdp_forward_method(root, CALL)
 
 
 def _sharded_modules(root: nn.Module) -> list[Any]:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlhf.distributed.gathering import whole_on_main
-from rlhf.distributed.sharding import ShardOptions, shard, unshard
+from rlhf.distributed.sharding import PLAIN, ShardOptions, shard, unshard
 from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.scalar_model import ScalarModel
@@ -25,7 +25,7 @@ def networks_of(module: nn.Module) -> Sequence[nn.Module]:
     return module.networks if isinstance(module, ScalarModel) else [module]
 
 
-def shard_model(model: PreTrainedModel | PeftModel, options: ShardOptions = ShardOptions()) -> PreTrainedModel:
+def shard_model(model: PreTrainedModel | PeftModel, options: ShardOptions = PLAIN) -> PreTrainedModel:
     """Shard a model with a head, adapter and all; the part of it that ``rlhf.distributed.sharding.unshard`` takes.
 
     Embeddings, the last norm and the head are one group, tied or not, which stays whole from forward to backward.

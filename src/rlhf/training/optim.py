@@ -148,6 +148,9 @@ class Optimizer:
     Matrices get weight decay; parameters with one dimension (norms, biases) do not. float16 has a loss scale.
     """
 
+    adds_whole_gradients = True
+    """Whether gradients of parameters that every rank has whole are still to be added up over ranks when a step is complete."""
+
     def __init__(
         self, modules: Sequence[TrainedModule], config: TrainConfig, *, total_steps: int, name: str = "training"
     ) -> None:
@@ -244,6 +247,20 @@ class Optimizer:
             and not self.scaler.is_enabled()
             and all(p.dtype != torch.float64 and not is_shard(p) for p in self.parameters)
         )
+
+    def has_finite_gradient(self, loss: Tensor) -> bool:
+        """Whether the gradient of a loss is finite; there must be none before, and there is none after."""
+        loss.backward()
+        finite = all(p.grad is None or bool(torch.isfinite(part(p.grad)).all()) for p in self.parameters)
+        self.clear()
+        return finite
+
+    def whole_weights(self, *, changed: bool = False) -> AbstractContextManager[None]:
+        """Inside, parameters may be read, and with ``changed`` written, by their names; they may always, but where DeepSpeed has them."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Leave plain modules behind."""
 
     def learning_rate(self, step: int) -> float:
         """Of the first module, in the step after ``step`` others."""

@@ -137,7 +137,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         if ranks.size > 1:
             choose_paths(self)
         try:
-            with in_shards(models_of_rollouts(self), ranks, self.config.fsdp, keep=self.keeps_shards):
+            with in_shards(models_of_rollouts(self), ranks, self.config, keep=self.keeps_shards):
                 return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
         finally:
             self.collector.close()

@@ -12,7 +12,6 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlhf.config.fsdp import FSDPConfig
 from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
 from rlhf.distributed.ranks import Ranks, current_ranks
@@ -51,7 +50,7 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 @contextmanager
 def in_shards(
-    models: Sequence[nn.Module], ranks: Ranks, config: FSDPConfig | None = None, *, keep: bool = False
+    models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *, keep: bool = False
 ) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
@@ -60,16 +59,16 @@ def in_shards(
     Args:
         models: What is cut.
         ranks: A process by itself keeps whole weights.
-        config: How they are cut.
+        config: How they are cut; DeepSpeed, where it is named, does so itself with what it trains, and the others stay whole.
         keep: Leave the weights in shards afterwards: whoever uses the models then does so on all ranks at once.
     """
-    if ranks.size == 1:
+    if ranks.size == 1 or config.deepspeed is not None:
         yield
         return
     networks = [network for model in models for network in networks_of(model)]
-    config = config or FSDPConfig()
-    dtype = None if config.param_dtype is None else getattr(torch, config.param_dtype)
-    options = ShardOptions(config.replicate, config.cpu_offload, dtype)
+    fsdp = config.fsdp
+    dtype = None if fsdp.param_dtype is None else getattr(torch, fsdp.param_dtype)
+    options = ShardOptions(fsdp.replicate, fsdp.cpu_offload, dtype)
     with cut_by(options):
         roots = [
             shard_model(network, options) for network in networks if isinstance(network, PreTrainedModel | PeftModel)
