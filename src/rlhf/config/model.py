@@ -65,8 +65,9 @@ class ModelConfig(BaseConfig):
     """Type of the weights."""
     lora: LoRAConfig | None = None
     """Train adapters instead of all weights; `true` for adapters with the defaults."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: about 30 % more time for much less memory."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Recompute activations in the backward pass: about 30 % more time for much less memory. `selective` keeps the results of matrix
+    products and recomputes the cheap rest: less time, less memory saved."""
     compile: bool = False
     """torch.compile the backbone; pays on long GPU runs."""
     revision: str | None = None

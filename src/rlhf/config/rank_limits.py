@@ -18,7 +18,21 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(getattr(config, "model", None), "compile", False),
     }
-    return [name for name, value in asked.items() if value]
+    return [name for name, value in asked.items() if value] + (_refused_with_deepspeed(config) if config.deepspeed else [])
+
+
+def _refused_with_deepspeed(config: TrainConfig) -> list[str]:
+    """What is done with weights and gradients by their names, which DeepSpeed keeps to itself."""
+    asked: Mapping[str, Any] = {
+        "ema_decay": config.ema_decay,
+        "l2_coef": config.l2_coef,
+        "ewc": getattr(config, "ewc", None),
+        "lr_find": config.lr_find,
+        "early_stopping": config.early_stopping,
+        "a critic": getattr(config, "value_model", None),
+        "fsdp": config.fsdp != type(config.fsdp)(),
+    }
+    return [f"{name} with deepspeed" for name, value in asked.items() if value]
 
 
 def refused_of_stage(stage: Any) -> list[str]:

@@ -6,6 +6,7 @@ file it wrote). ``${VARIABLE}`` stands for an environment variable.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing_extensions import override
 
 from rlhf.config.base import BaseConfig, FilePath, apply_overrides, named_things, refusal
 from rlhf.config.error_messages import TAG, shortened
+from rlhf.config.fsdp import FSDPConfig
 from rlhf.config.launch import LaunchSpec, LocalLaunchConfig, launch_of_file
 from rlhf.config.model import AUTO, DeviceName
 from rlhf.config.numbers import MOST
@@ -39,12 +41,10 @@ Input = tuple[str, str]
 """Dotted place inside a stage, and the text that stands there."""
 
 
-def _takes_seed(stage: Any) -> bool:
-    """Whether a stage as written has a seed; of an unknown kind the complaint is about the kind."""
-    if not isinstance(stage, Mapping):
-        return False
+def _takes(stage: Mapping[str, Any], key: str) -> bool:
+    """Whether a stage as written has a setting; of an unknown kind the complaint is about the kind."""
     kind = stage.get("kind")
-    return not isinstance(kind, str) or kind not in BY_KIND or "seed" in BY_KIND[kind].model_fields
+    return not isinstance(kind, str) or kind not in BY_KIND or key in BY_KIND[kind].model_fields
 
 
 class RecipeConfig(BaseConfig):
@@ -64,6 +64,10 @@ class RecipeConfig(BaseConfig):
     """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
     launch: LaunchSpec = LocalLaunchConfig()
     """Who starts the processes: nobody (`local`), `torchrun`, or `ray` with pools of actors. No result depends on it."""
+    fsdp: FSDPConfig | None = None
+    """How ranks cut weights into shards, for every stage that trains and does not say it itself."""
+    deepspeed: FilePath | None = None
+    """DeepSpeed's JSON file, for every stage that trains and names none itself."""
     stages: dict[str, Stage]
     """Run in this order; a later one may use what an earlier one made."""
 
@@ -80,14 +84,16 @@ class RecipeConfig(BaseConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _seeded(cls, tree: Any) -> Any:
-        """The recipe's seed goes into every stage that takes one and has none of its own."""
+    def _with_common_settings(cls, tree: Any) -> Any:
+        """What the recipe says for all stages goes into every one that has the setting and does not give it."""
         stages = tree.get("stages") if isinstance(tree, Mapping) else None
-        seed = seed_of_stages(tree) if isinstance(tree, Mapping) else None
-        if not isinstance(stages, Mapping) or seed is None:
-            return tree  # a wrong seed is complained about once, where it stands
+        if not isinstance(stages, Mapping):
+            return tree
+        common = common_settings(tree)
         filled = {
-            name: {**stage, "seed": stage.get("seed", seed)} if _takes_seed(stage) else stage
+            name: {**{key: value for key, value in common.items() if _takes(stage, key)}, **stage}
+            if isinstance(stage, Mapping)
+            else stage
             for name, stage in stages.items()
         }
         return {**tree, "stages": filled}
@@ -110,6 +116,20 @@ class RecipeConfig(BaseConfig):
             for name, stage in stages.items()
         }
         return list(_input_complaints(inputs))
+
+
+def common_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a recipe as it was written that its stages share; a wrong one is complained about once, where it stands."""
+    common: dict[str, Any] = {}
+    if (seed := seed_of_stages(tree)) is not None:
+        common["seed"] = seed
+    if isinstance(tree.get("fsdp"), Mapping):
+        with contextlib.suppress(ConfigError):
+            FSDPConfig.of(tree["fsdp"])
+            common["fsdp"] = tree["fsdp"]
+    if isinstance(tree.get("deepspeed"), str):
+        common["deepspeed"] = tree["deepspeed"]
+    return common
 
 
 def seed_of_stages(tree: Mapping[str, Any]) -> int | None:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.config.base import BaseConfig
+from rlhf.config.base import BaseConfig, FilePath
 from rlhf.config.engines import FREE_OF_ENGINES
+from rlhf.config.fsdp import FSDPConfig
 from rlhf.config.guards import GuardsConfig
 from rlhf.config.method_hints import MethodHints
 from rlhf.config.rewards import FREE_OF_REWARDS
@@ -44,6 +45,8 @@ FREE_TO_CHANGE: dict[str, bool | set[str] | dict[str, Any]] = {
     "offload": True,
     "data_workers": True,
     "engine": FREE_OF_ENGINES,
+    "deepspeed": True,
+    "fsdp": {"cpu_offload", "replicate"},
     "reward": {"__all__": FREE_OF_REWARDS},
     "judge": FREE_OF_REWARDS,
 }
@@ -116,6 +119,11 @@ class TrainConfig(MethodHints):
     this many in a run stops it."""
     guards: GuardsConfig = GuardsConfig()
     """Alarms while training, and what they do; `off` for none, `stop` for a run that ends at the first."""
+    fsdp: FSDPConfig = FSDPConfig()
+    """How ranks cut weights into shards; a recipe may say it once for all of its stages (docs/ranks.md)."""
+    deepspeed: FilePath | None = None
+    """DeepSpeed's own JSON file: over ranks its ZeRO (stages 1 to 3, offload) takes the place of FSDP2. A recipe may say it once for all of
+    its stages (docs/ranks.md)."""
     l2_coef: float = Field(0.0, ge=0)
     """Weight of half the squared distance of the trained weights from where they started."""
     log_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)

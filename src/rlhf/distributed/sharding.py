@@ -9,27 +9,80 @@ step's gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from rlhf.errors import ConfigError
+
 ResultT = TypeVar("ResultT")
-_CALL = "_rlhf_inside_forward"
+CALL = "_rlhf_inside_forward"
+"""Where a module that lies in shards has what ``inside_forward`` calls."""
+_replicas = 1
+"""Groups of ranks that hold whole models, where weights are in shards now."""
 
 
-def shard(root: nn.Module, layers: Sequence[nn.Module]) -> None:
+@runtime_checkable
+class WholeWeights(Protocol):
+    """Another engine's call, which gathers weights in its own way."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, weights are whole, and no forward pass is a collective."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOptions:
+    """How weights are cut; the same on every rank."""
+
+    replicas: int = 1
+    """Groups of ranks that hold a whole model each; divides the number of ranks."""
+    cpu_offload: bool = False
+    """Shards lie in main memory."""
+    param_dtype: torch.dtype | None = None
+    """In which whole weights are gathered; None for their own."""
+
+
+PLAIN = ShardOptions()
+
+
+@contextmanager
+def cut_by(options: ShardOptions) -> Iterator[None]:
+    """Inside, what is read from checkpoints is cut as ``shard`` with these options cuts a model.
+
+    Raises:
+        ConfigError: There are not as many ranks in each replica.
+    """
+    global _replicas
+    size = torch.distributed.get_world_size()
+    if size % options.replicas:
+        raise ConfigError(f"fsdp.replicate is {options.replicas}, which does not divide the {size} ranks.")
+    before, _replicas = _replicas, options.replicas
+    try:
+        yield
+    finally:
+        _replicas = before
+
+
+def shard(root: nn.Module, layers: Sequence[nn.Module], options: ShardOptions = PLAIN) -> None:
     """Keep a part of each parameter on each rank: a group of collectives for each layer, and one for all the rest.
 
     Args:
         root: On the same device, with the same weights, on every rank.
         layers: Modules inside it that are gathered one after the other, in the order of the forward pass.
+        options: How; called inside ``cut_by`` with the same.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     mesh = _mesh(next(root.parameters()).device.type)
-    sharded: list[Any] = [fully_shard(module, mesh=mesh) for module in [*layers, root]]
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
+    how: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
+    if options.param_dtype is not None:
+        how["mp_policy"] = MixedPrecisionPolicy(param_dtype=options.param_dtype, reduce_dtype=_widest(root))
+    sharded: list[Any] = [fully_shard(module, **how) for module in [*layers, root]]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -69,7 +122,7 @@ def unshard(root: nn.Module) -> None:
                 if id(parameter) not in whole_ones:
                     whole_ones[id(parameter)] = nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
                 module._parameters[key] = whole_ones[id(parameter)]
-    root.__dict__.pop(_CALL, None)
+    root.__dict__.pop(CALL, None)
 
 
 @contextmanager
@@ -79,7 +132,8 @@ def whole_weights(models: Iterable[nn.Module]) -> Iterator[None]:
     No forward pass is a collective there, so ranks may take different numbers of them; none with gradient, and nothing may be written to
     the weights. It takes the memory of the whole weights, which is free again afterwards.
     """
-    roots = [root for model in models for root in model.modules() if _CALL in root.__dict__]
+    roots = [root for model in models for root in model.modules() if CALL in root.__dict__]
+    calls = [root.__dict__[CALL] for root in roots]
     sharded: list[Any] = [module for root in roots for module in _sharded_modules(root)]
     for module in sharded:
         module.unshard()
@@ -87,12 +141,19 @@ def whole_weights(models: Iterable[nn.Module]) -> Iterator[None]:
         state._pre_forward_hook_handle.remove()
         state._post_forward_hook_handle.remove()
     for root in roots:
-        del root.__dict__[_CALL]
+        del root.__dict__[CALL]
     try:
-        yield
+        with ExitStack() as stack:
+            for call in calls:
+                if isinstance(call, WholeWeights):
+                    stack.enter_context(call.whole())
+            yield
     finally:
-        for root in roots:
-            _make_callable(root)
+        for root, call in zip(roots, calls, strict=True):
+            if isinstance(call, WholeWeights):
+                root.__dict__[CALL] = call
+            else:
+                _make_callable(root)
         for module in sharded:
             state = _state(module)
             state._pre_forward_hook_handle = module.register_forward_pre_hook(
@@ -108,7 +169,7 @@ def inside_forward(model: nn.Module, function: Callable[[], ResultT]) -> ResultT
     A model that is not sharded only has the function called. Tensors with gradient should be in the result itself, or in tuples,
     lists and dicts of it.
     """
-    call = model.__dict__.get(_CALL)
+    call = model.__dict__.get(CALL)
     if call is None:
         return function()
     result: ResultT = call(function)
@@ -164,15 +225,32 @@ def empty_shard(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Room on the CPU for this rank's part of a tensor as ``shard`` cuts it, by its first dimension; for all of it in a process by itself."""
     if not torch.distributed.is_initialized():
         return torch.empty(shape, dtype=dtype)
-    from torch.distributed.tensor import Shard, empty
+    from torch.distributed.tensor import Replicate, Shard, empty
 
-    return empty(shape, dtype=dtype, device_mesh=_mesh("cpu"), placements=[Shard(0)])
+    placements = [Shard(0)] if _replicas == 1 else [Replicate(), Shard(0)]
+    return empty(shape, dtype=dtype, device_mesh=_mesh("cpu"), placements=placements)
+
+
+def compute_device(tensor: Tensor) -> torch.device:
+    """Where a tensor is computed with, which for an offloaded shard is not where it lies."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    if mesh is None or mesh.device_type == tensor.device.type:
+        return tensor.device
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
 def _mesh(device_type: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(device_type, (torch.distributed.get_world_size(),))
+    size = torch.distributed.get_world_size()
+    if _replicas == 1:
+        return init_device_mesh(device_type, (size,))
+    return init_device_mesh(device_type, (_replicas, size // _replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _widest(root: nn.Module) -> torch.dtype | None:
+    """The type of weights, in which gradients are summed."""
+    return max((p.dtype for p in root.parameters() if p.requires_grad), key=lambda dtype: dtype.itemsize, default=None)
 
 
 def _call(function: Callable[[], ResultT]) -> ResultT:
@@ -183,8 +261,8 @@ def _make_callable(root: nn.Module) -> None:
     """What ``inside_forward`` looks for."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
-    setattr(root, _CALL, _call)
-    register_fsdp_forward_method(root, _CALL)
+    setattr(root, CALL, _call)
+    register_fsdp_forward_method(root, CALL)
 
 
 def _sharded_modules(root: nn.Module) -> list[Any]:

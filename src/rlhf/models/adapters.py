@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from peft import (
 )
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from rlhf.config.model import LoRAConfig, ModelConfig
@@ -29,6 +31,15 @@ from rlhf.models.score import backbone_of, base_model
 from rlhf.models.sources import plain_errors
 from rlhf.models.weights import check_finite, seeded
 
+EXPENSIVE = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+)
+"""Products of weights, and fused attention: what selective checkpointing does once. As in torchtitan, which keeps every second product."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,12 +51,12 @@ def adapt(
         assert not isinstance(model, PeftModel)
         if config.lora.quantize_4bit:
             model = prepare_model_for_kbit_training(
-                model, config.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
+                model, bool(config.gradient_checkpointing), gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         model = add_lora(cast(PreTrainedModel, model), config.lora, task=task, seed=seed)
     base = base_model(model)
     if config.gradient_checkpointing:
-        enable_checkpointing(base)
+        enable_checkpointing(base, selective=config.gradient_checkpointing == "selective")
     if config.compile:
         compile_backbone(base)
     return model
@@ -149,15 +160,28 @@ def forget_source(model: PreTrainedModel) -> None:
     model.name_or_path = ""
 
 
-def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Recompute activations in the backward pass, by the variant that allows frozen inputs and keywords."""
+def enable_checkpointing(model: PreTrainedModel, *, selective: bool = False) -> None:
+    """Recompute activations in the backward pass, by the variant that allows frozen inputs and keywords.
+
+    Args:
+        model: Whose layers.
+        selective: Keep what ``EXPENSIVE`` operators gave, and recompute the rest (norms, activations, rotations).
+
+    Raises:
+        ModelError: The family can't.
+    """
     if not model.supports_gradient_checkpointing:
         raise ModelError(
             f"{type(model).__name__} does not support gradient checkpointing; set gradient_checkpointing: false."
         )
     # transformers renamed it in 5.20-something and warns on the old name
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    kept = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    enable({"use_reentrant": False, **kept})
+
+
+def _policy(context: object, operator: Any, *args: Any, **named: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def four_bit(config: ModelConfig) -> BitsAndBytesConfig:

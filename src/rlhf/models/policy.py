@@ -19,6 +19,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Text
 from rlhf.data.datasets import SFTDataset
 from rlhf.data.pack import Group, PackedBatch, pack, split_by_tokens
+from rlhf.distributed.sharding import compute_device
 from rlhf.errors import DataError, ModelError, check_type
 from rlhf.files import write_text
 from rlhf.models.card import model_card
@@ -70,7 +71,7 @@ class PolicyModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.model.parameters()).device
+        return compute_device(next(self.model.parameters()))
 
     @property
     def num_parameters(self) -> int:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 
 from rlhf.config.model import LoRAConfig, ModelConfig
 from rlhf.data.pack import Group, PackedBatch
-from rlhf.distributed.sharding import inside_forward
+from rlhf.distributed.sharding import compute_device, inside_forward
 from rlhf.errors import ModelError
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.adapters import adapt, attach_adapter, forget_source
@@ -55,7 +55,7 @@ class ScalarModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.parameters()).device
+        return compute_device(next(self.parameters()))
 
     def choose_path(self, groups: Sequence[Group]) -> PathChoice:
         """Compare the paths on a few rows of the real data and keep the right one."""

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlhf.distributed.sharding import shard
+from rlhf.distributed.gathering import whole_on_main
+from rlhf.distributed.sharding import PLAIN, ShardOptions, shard, unshard
 from rlhf.errors import ModelError
+from rlhf.models.policy import PolicyModel
+from rlhf.models.scalar_model import ScalarModel
 from rlhf.models.score import backbone_of, base_model
 
 
-def shard_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+def networks_of(module: nn.Module) -> Sequence[nn.Module]:
+    """The transformers or peft models in one of ours, each of which is sharded by itself; anything else is its own."""
+    if isinstance(module, PolicyModel):
+        return [module.model]
+    return module.networks if isinstance(module, ScalarModel) else [module]
+
+
+def shard_model(model: PreTrainedModel | PeftModel, options: ShardOptions = PLAIN) -> PreTrainedModel:
     """Shard a model with a head, adapter and all; the part of it that ``rlhf.distributed.sharding.unshard`` takes.
 
     Embeddings, the last norm and the head are one group, tied or not, which stays whole from forward to backward.
@@ -22,7 +34,7 @@ def shard_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         ModelError: Its layers are not where transformers has them.
     """
     base = base_model(model)
-    shard(base, transformer_layers(base))
+    shard(base, transformer_layers(base), options)
     return base
 
 
@@ -41,3 +53,25 @@ def transformer_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
         f"{type(model).__name__} has no list of {count} layers, so its weights can't be sharded over ranks; train it in one "
         "process."
     )
+
+
+@contextmanager
+def saveable_on_main(model: nn.Module, scratch: Path) -> Iterator[None]:
+    """Inside, rank 0 may call ``save_pretrained`` of a model that may lie in shards; all ranks come here.
+
+    Of an adapter only the adapter is gathered. One whose base no folder holds is merged to be saved, and is whole on every rank from
+    here on.
+
+    Args:
+        model: A policy, or a model with scalar heads.
+        scratch: A folder on a disk with room for the whole weights.
+    """
+    with ExitStack() as stack:
+        for network in networks_of(model):
+            is_adapter = isinstance(network, PeftModel)
+            if is_adapter and not base_model(network).name_or_path:
+                unshard(base_model(network))
+            stack.enter_context(
+                whole_on_main(network, scratch, wanted=lambda p, only=is_adapter: p.requires_grad or not only)
+            )
+        yield

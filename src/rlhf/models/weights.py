@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import re
 from collections.abc import Collection, Iterator
 
@@ -25,6 +26,7 @@ HARMLESS = (
 """Saved weights that a language model may leave unread and still be the model that was saved."""
 CHECKED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHOWN = 3
+_MAPPED: contextvars.ContextVar[bool] = contextvars.ContextVar("rlhf_mapped_weights", default=False)
 
 
 def check_complete(
@@ -93,12 +95,27 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def mapped_weights(wanted: bool = True) -> Iterator[None]:
+    """Inside, weights that a file has in the wanted type stay mapped, for models that are cut into shards before they compute.
+
+    Ranks on one machine share the pages, which are no process's own, and each copies its shards out of them.
+    """
+    token = _MAPPED.set(wanted)
+    try:
+        yield
+    finally:
+        _MAPPED.reset(token)
+
+
 def align_weights(model: nn.Module) -> None:
     """Copy weights at unaligned addresses into new memory.
 
     A mapped file puts its tensors wherever its header ends, and matrix kernels may sum in another order there: equal weights
     would differ in the last bit of what they compute, from one folder to the next.
     """
+    if _MAPPED.get():
+        return
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
             tensor.data = tensor.data.clone()

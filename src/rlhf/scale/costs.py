@@ -151,7 +151,7 @@ class Roofline:
         """A micro-batch of so many distinct tokens, packed, forward and back."""
         once = self._arithmetic(tokens)
         frozen = self.shape.settings.lora is not None
-        recomputed = 1.0 if self.shape.settings.gradient_checkpointing else 0.0
+        recomputed = 1.0 if self.shape.settings.gradient_checkpointing is True else 0.0
         forward = self._longer(once, self._traffic(tokens), 1)
         # backward: by inputs and by weights, the latter only where weights are trained
         backward = self._longer(once * ((1 if frozen else 2) + recomputed), 2 * self._traffic(tokens), 2)
@@ -218,7 +218,7 @@ class Roofline:
         shape = self.shape
         return activation_bytes(
             tokens, num_layers=shape.num_layers, hidden=shape.hidden, inner=shape.inner, width=WIDTH[self.dtype],
-            recomputed=shape.settings.gradient_checkpointing,
+            recomputed=shape.settings.gradient_checkpointing is True,  # `selective` keeps most of it
         )  # fmt: skip
 
     def _tile_bytes(self, tokens: float) -> float:

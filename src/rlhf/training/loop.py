@@ -38,7 +38,8 @@ from rlhf.training.lr_find import find_learning_rate
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.alarms import Watch
 from rlhf.training.monitoring.guards import Alarm
-from rlhf.training.optim import Optimizer, WeightAverage, copy_tensors
+from rlhf.training.build_optimizer import build_optimizer
+from rlhf.training.optim import WeightAverage, copy_tensors
 from rlhf.training.optimizer_step import OptimizerStep
 from rlhf.training.penalties import distance_from_start
 from rlhf.training.progress import ProgressBar
@@ -86,7 +87,7 @@ class Loop:
         self.total_steps = algorithm.num_phases * algorithm.steps_per_phase
         self.checkpoints = self._store(checkpoint_dir) if checkpoint_dir is not None else None
         self.modules = algorithm.modules()
-        self.optimizer = Optimizer(self.modules, config, total_steps=self.total_steps, name=self.name)
+        self.optimizer = build_optimizer(self.modules, config, total_steps=self.total_steps, name=self.name)
         self.penalties = [*algorithm.penalties, *distance_from_start(self.modules, config.l2_coef)]
         self.average = (
             WeightAverage(self.optimizer.parameters, decay=config.ema_decay) if config.ema_decay is not None else None
@@ -154,6 +155,7 @@ class Loop:
                 except InterruptedRun as stop:
                     raise self._leave(stop) from None
             self._keep_result()
+            self.optimizer.close()
         finally:
             if self.checkpoints is not None:
                 self.checkpoints.close()
@@ -335,7 +337,9 @@ class Loop:
             with doing("checkpoint"):
                 self.log.sync()
                 modules = {t.name: t.module for t in self.modules}
-                self.checkpoints.save(self.at.step, modules, self.state_dict(), best=best)
+                state = self.state_dict()
+                with self.optimizer.whole_weights():
+                    self.checkpoints.save(self.at.step, modules, state, best=best)
 
     def _leave(self, stop: InterruptedRun) -> InterruptedRun:
         """Save where the run stands, and say so; a second signal leaves without saving."""
@@ -401,6 +405,7 @@ class Loop:
         self.log.say(f"  resumed from step {checkpoint.step}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        load_weights({t.name: t.module for t in self.modules}, checkpoint.weights)
+        with self.optimizer.whole_weights(changed=True):
+            load_weights({t.name: t.module for t in self.modules}, checkpoint.weights)
         self.load_state_dict(checkpoint.state)
         self.saved_at = checkpoint.step

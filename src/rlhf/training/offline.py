@@ -56,6 +56,8 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     """What is trained: a key of ``rlhf.training.inputs.INPUTS``."""
     steps_per_phase = 1
     """Whether several ranks may share its steps."""
+    keeps_shards = False
+    """Whether what was trained over ranks stays in shards, for ``rlhf.models.sharded_models.saveable_on_main``."""
 
     @built_from(OfflineInputs)
     def __init__(self, inputs: OfflineInputs[ModelT, OfflineConfigT]) -> None:
@@ -83,7 +85,9 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         check_over_ranks(self, self.config, self.ranks)
         if self.ranks.size > 1 and self.model.choice is None:
             self.model.choose_path(self.rows.take(0)[:ROWS_FOR_PATH])
-        with in_shards([trained.module for trained in self.modules()], self.ranks):
+        with in_shards(
+            [trained.module for trained in self.modules()], self.ranks, self.config, keep=self.keeps_shards
+        ):
             return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
 
     @abstractmethod

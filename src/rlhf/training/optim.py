@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf.config.training import Autocast, Schedule, TrainConfig
-from rlhf.distributed.sharding import is_shard, like, part, whole
+from rlhf.distributed.sharding import compute_device, is_shard, like, part, whole
 from rlhf.errors import ConfigError, TrainingError, check_type
 
 CLIP_EPS = 1e-6
@@ -34,7 +34,7 @@ class TrainedModule:
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        return next(self.module.parameters()).device
+        return compute_device(next(self.module.parameters()))
 
 
 def learning_rate_factor(step: int, total_steps: int, *, warmup_frac: float, kind: Schedule, floor: float) -> float:
@@ -148,6 +148,9 @@ class Optimizer:
     Matrices get weight decay; parameters with one dimension (norms, biases) do not. float16 has a loss scale.
     """
 
+    adds_whole_gradients = True
+    """Whether gradients of parameters that every rank has whole are still to be added up over ranks when a step is complete."""
+
     def __init__(
         self, modules: Sequence[TrainedModule], config: TrainConfig, *, total_steps: int, name: str = "training"
     ) -> None:
@@ -181,7 +184,7 @@ class Optimizer:
             raise ConfigError(NOTHING_TRAINABLE)
         if config.autocast == "float16" and any(p.dtype == torch.float16 for p in self.parameters):
             raise ConfigError("autocast is float16, and so are the weights; train float32 weights (`dtype: float32`).")
-        self.device = self.parameters[0].device
+        self.device = compute_device(self.parameters[0])
         self.adamw = torch.optim.AdamW(
             groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=_can_fuse(self.parameters)
         )
@@ -244,6 +247,20 @@ class Optimizer:
             and not self.scaler.is_enabled()
             and all(p.dtype != torch.float64 and not is_shard(p) for p in self.parameters)
         )
+
+    def has_finite_gradient(self, loss: Tensor) -> bool:
+        """Whether the gradient of a loss is finite; there must be none before, and there is none after."""
+        loss.backward()
+        finite = all(p.grad is None or bool(torch.isfinite(part(p.grad)).all()) for p in self.parameters)
+        self.clear()
+        return finite
+
+    def whole_weights(self, *, changed: bool = False) -> AbstractContextManager[None]:
+        """Inside, parameters may be read, and with ``changed`` written, by their names; they may always, but where DeepSpeed has them."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Leave plain modules behind."""
 
     def learning_rate(self, step: int) -> float:
         """Of the first module, in the step after ``step`` others."""

@@ -12,7 +12,7 @@ from rlhf.activity import doing
 from rlhf.config.training import Autocast
 from rlhf.data.pack import PackedBatch
 from rlhf.distributed.ranks import Ranks
-from rlhf.distributed.sharding import is_shard, part
+from rlhf.distributed.sharding import is_shard
 from rlhf.distributed.work_shares import share_of
 from rlhf.training.algorithm import Algorithm, Penalty, Totals
 from rlhf.training.metrics import Metrics
@@ -109,7 +109,7 @@ class OptimizerStep:
 
     def _sum_whole_gradients(self) -> None:
         """Of parameters that every rank has whole, as those of shards were summed on the way back."""
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and self.optimizer.adds_whole_gradients:
             gradients = (p.grad for p in self.optimizer.parameters if not is_shard(p))
             self.ranks.sum_in_place([gradient for gradient in gradients if gradient is not None])
 
@@ -135,7 +135,4 @@ class OptimizerStep:
         loss = self._loss(row, Totals.of([row]), Metrics())
         if not torch.isfinite(loss):
             return False
-        loss.backward()
-        finite = all(p.grad is None or bool(torch.isfinite(part(p.grad)).all()) for p in self.optimizer.parameters)
-        self.optimizer.clear()
-        return all(self.ranks.gather(finite))
+        return all(self.ranks.gather(self.optimizer.has_finite_gradient(loss)))

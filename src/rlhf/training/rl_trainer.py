@@ -76,6 +76,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     config_class: ClassVar[type[BaseConfig]] = RLConfig
     whole_on_ranks: ClassVar[tuple[str, ...]] = ()
     """Names of modules that every rank has whole in steps, too."""
+    keeps_shards = False
+    """Whether what was trained over ranks stays in shards, for ``rlhf.models.sharded_models.saveable_on_main``."""
     needs_scorer: ClassVar[bool] = True
     """Whether anything is learned from scores."""
 
@@ -139,7 +141,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         if ranks.size > 1:
             choose_paths(self)
         try:
-            with in_shards(models_of_rollouts(self), ranks):
+            with in_shards(models_of_rollouts(self), ranks, self.config, keep=self.keeps_shards):
                 return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
         finally:
             self.collector.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
@@ -14,12 +15,11 @@ from transformers import PreTrainedModel
 from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
 from rlhf.distributed.ranks import Ranks, current_ranks
-from rlhf.distributed.sharding import unshard, whole_weights
+from rlhf.distributed.sharding import ShardOptions, cut_by, unshard, whole_weights
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
-from rlhf.models.scalar_model import ScalarModel
-from rlhf.models.sharded_models import shard_model
+from rlhf.models.sharded_models import networks_of, shard_model
 from rlhf.rollout.requests import rows_to_check
 from rlhf.training.penalties import ElasticWeightConsolidation
 
@@ -45,18 +45,32 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 
 @contextmanager
-def in_shards(models: Sequence[nn.Module], ranks: Ranks) -> Iterator[None]:
+def in_shards(
+    models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *, keep: bool = False
+) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
     Small modules without layers stay whole on every rank.
+
+    Args:
+        models: What is cut.
+        ranks: A process by itself keeps whole weights.
+        config: How they are cut; DeepSpeed, where it is named, does so itself with what it trains, and the others stay whole.
+        keep: Leave the weights in shards afterwards: whoever uses the models then does so on all ranks at once.
     """
-    if ranks.size == 1:
+    if ranks.size == 1 or config.deepspeed is not None:
         yield
         return
-    networks = [network for model in models for network in _networks(model)]
-    roots = [shard_model(network) for network in networks if isinstance(network, PreTrainedModel | PeftModel)]
-    yield
-    for root in roots:
+    networks = [network for model in models for network in networks_of(model)]
+    fsdp = config.fsdp
+    dtype = None if fsdp.param_dtype is None else getattr(torch, fsdp.param_dtype)
+    options = ShardOptions(fsdp.replicate, fsdp.cpu_offload, dtype)
+    with cut_by(options):
+        roots = [
+            shard_model(network, options) for network in networks if isinstance(network, PreTrainedModel | PeftModel)
+        ]
+        yield
+    for root in () if keep else roots:
         unshard(root)
 
 
@@ -92,9 +106,3 @@ def choose_paths(trainer: Any) -> None:
     for model in (trainer.policy, trainer.inputs.value_model):
         if model is not None and model.choice is None and not getattr(model, "is_shared", False):
             model.choose_path(rows)
-
-
-def _networks(module: nn.Module) -> Sequence[nn.Module]:
-    if isinstance(module, PolicyModel):
-        return [module.model]
-    return module.networks if isinstance(module, ScalarModel) else [module]

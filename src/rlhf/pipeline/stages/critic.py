@@ -12,6 +12,7 @@ from rlhf.errors import ConfigError
 from rlhf.models.load import disable_dropout
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reward import RewardModel
+from rlhf.models.sharded_models import saveable_on_main
 from rlhf.models.value import ValueModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
 from rlhf.pipeline.stages.rl import open_policy_and_prompts, train_rl
@@ -22,10 +23,11 @@ def run_with_critic(stage: Any, at: StageContext) -> StageOutcome:
     policy, prompts = open_policy_and_prompts(stage, at)
     critic = _build_critic(stage, policy, at, seed=seed_of(stage.seed))
     outcome = train_rl(stage, at, policy, prompts, value_model=critic)
-    if stage.save_critic and current_ranks().is_main:
-        critic.save_pretrained(
-            at.folder / "critic", card={"summary": f"The critic of the {stage.kind} stage {at.name}."}
-        )
+    if stage.save_critic:
+        card = {"summary": f"The critic of the {stage.kind} stage {at.name}."}
+        with saveable_on_main(critic, at.folder):
+            if current_ranks().is_main:
+                critic.save_pretrained(at.folder / "critic", card=card)
     return outcome
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf.config.model import ModelConfig
@@ -21,6 +22,8 @@ from rlhf.errors import ConfigError, DataError
 from rlhf.files import check_space
 from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model, context_length
+from rlhf.models.sharded_models import saveable_on_main
+from rlhf.models.weights import mapped_weights
 from rlhf.pipeline.stages.context import StageContext, seed_of
 from rlhf.seeds import derive_seed
 from rlhf.training.penalties import ElasticWeightConsolidation
@@ -49,7 +52,13 @@ def load_for_training(config: ModelConfig, at: StageContext, *, seed: int) -> Po
         at.log.alarm(
             f"Weights in {config.dtype} round small steps away; to train all of them use dtype: float32 with autocast: bfloat16."
         )
-    return load_policy(config, at, seed=seed)
+    with loading_to_train():
+        return load_policy(config, at, seed=seed)
+
+
+def loading_to_train() -> AbstractContextManager[None]:
+    """For loading a model that is trained: over ranks it is cut into shards before it takes a step, and no rank needs a copy of it."""
+    return mapped_weights(current_ranks().size > 1)
 
 
 def open_datasets(
@@ -210,9 +219,8 @@ def _rows_to_keep(
 def save_model(
     model: PolicyModel | RewardModel | ProcessRewardModel, stage: Any, at: StageContext, metrics: Mapping[str, Any]
 ) -> None:
-    """The stage's ``model`` folder, with a card that says where it came from; of several ranks, rank 0 writes it."""
-    if not current_ranks().is_main:
-        return
+    """The stage's ``model`` folder, with a card that says where it came from; of several ranks, which all call this, rank 0 writes it."""
+    ranks = current_ranks()
     about = {
         "stage": at.name,
         "summary": f"Made by the `{stage.kind}` stage of an rlhf recipe.",
@@ -223,8 +231,11 @@ def save_model(
         "metrics": {name: value for name, value in metrics.items() if isinstance(value, int | float)},
     }
     needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    check_space(at.folder, needed, purpose="The model")
-    model.save_pretrained(at.folder / "model", card=about)
+    if ranks.is_main:
+        check_space(at.folder, needed if ranks.size == 1 else 2 * needed, purpose="The model")
+    with saveable_on_main(model, at.folder):
+        if ranks.is_main:
+            model.save_pretrained(at.folder / "model", card=about)
 
 
 def num_rows(data: Any, noun: str) -> str:

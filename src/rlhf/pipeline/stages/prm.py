@@ -15,22 +15,23 @@ from rlhf.evaluation.records import SCHEMA
 from rlhf.files import write_json
 from rlhf.models.process_reward import ProcessRewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
+from rlhf.pipeline.stages.inputs import choose_path, loading_to_train, num_rows, open_datasets, save_model
 from rlhf.pipeline.stages.train import train
 
 
 def run_prm(stage: ProcessRewardStage, at: StageContext) -> StageOutcome:
     """A judge of each step."""
     seed = seed_of(stage.seed)
-    model = ProcessRewardModel.from_policy(
-        at.model(stage.model),
-        step_separator=stage.step_separator,
-        aggregate=stage.aggregate,
-        extra_layers=stage.extra_layers,
-        head_dropout=stage.head_dropout,
-        keep_language_head=stage.lm_coef > 0,
-        seed=seed,
-    )
+    with loading_to_train():
+        model = ProcessRewardModel.from_policy(
+            at.model(stage.model),
+            step_separator=stage.step_separator,
+            aggregate=stage.aggregate,
+            extra_layers=stage.extra_layers,
+            head_dropout=stage.head_dropout,
+            keep_language_head=stage.lm_coef > 0,
+            seed=seed,
+        )
     options: dict[str, Any] = {"truncation": stage.truncation}
     if stage.loss == "pairs":
         rows, held_out = open_datasets(stage, at, PreferenceDataset, StreamingPreferenceDataset, model, options)

@@ -25,7 +25,7 @@ from rlhf.files import write_json
 from rlhf.formatting import percentage
 from rlhf.models.reward import RewardModel
 from rlhf.pipeline.stages.context import StageContext, StageOutcome, seed_of
-from rlhf.pipeline.stages.inputs import choose_path, num_rows, open_datasets, save_model
+from rlhf.pipeline.stages.inputs import choose_path, loading_to_train, num_rows, open_datasets, save_model
 from rlhf.pipeline.stages.train import train
 from rlhf.training.metrics import describe
 
@@ -42,15 +42,16 @@ DATASETS: Mapping[str, tuple[Any, Any, str]] = {
 def run_reward(stage: RewardStage, at: StageContext) -> StageOutcome:
     """A reward model."""
     seed = seed_of(stage.seed)
-    model = RewardModel.from_policy(
-        at.model(stage.model),
-        head=stage.head,
-        head_dropout=stage.head_dropout,
-        head_hidden_size=stage.head_hidden_size,
-        num_models=stage.num_models,
-        num_heads=stage.num_heads,
-        seed=seed,
-    )
+    with loading_to_train():
+        model = RewardModel.from_policy(
+            at.model(stage.model),
+            head=stage.head,
+            head_dropout=stage.head_dropout,
+            head_hidden_size=stage.head_hidden_size,
+            num_models=stage.num_models,
+            num_heads=stage.num_heads,
+            seed=seed,
+        )
     options: dict[str, Any] = {"truncation": stage.truncation}
     kind, streaming, noun = DATASETS[stage.rows_wanted]
     rows, held_out = open_datasets(stage, at, kind, streaming, model, options)

@@ -23,6 +23,7 @@ def train(stage: Any, at: StageContext, *given: Any, **named: Any) -> tuple[Trai
     """
     model, *others = given
     trainer = trainer_of(stage.kind)(model, stage, *others, log=at.log, checkpoint_dir=at.folder, **named)
+    trainer.keeps_shards = True  # until `save_model`
     if isinstance(stage, PolicyTraining):
         trainer.penalties += penalties_of(stage, model, at)
     result: TrainResult = trainer.train()
