@@ -42,6 +42,10 @@ def serve(
             metavar="NAME=SHARES",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Who samples: local, or vllm (engine.python=/opt/vllm/bin/python; docs/vllm.md)."),
+    ] = None,
     registry: Annotated[Path, typer.Option(help="Folder of released models.")] = Path("registry"),
     name: Annotated[
         str | None, typer.Option(help="What requests call the first model; by default as it is named here.")
@@ -96,7 +100,10 @@ def serve(
     from rlhf.config.serving import ServingConfig
     from rlhf.web.server_settings import WebSettings, is_loopback
 
-    config = ServingConfig.of(apply_overrides({}, settings or []))
+    named = {"engine": {"kind": engine}} if engine is not None else {}
+    config = ServingConfig.of(apply_overrides(named, settings or []))
+    for _, why, kind in config.engine.missing():
+        raise kind(why)
     web = WebSettings(host=host, port=port, public_url=public_url)
     refuse_open_door(web, i_know=i_know)
     if keys is None and not is_loopback(host):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf.config.base import BaseConfig
+from rlhf.config.engines import EngineSpec, LocalEngineConfig, VLLMEngineConfig
+
+LOCAL_ONLY = {
+    "compiled": "leave it out",
+    "device": "set engine.env.CUDA_VISIBLE_DEVICES",
+    "prefix_cache_tokens": "set engine.kv_cache_gib",
+    "prefill_chunk_tokens": "set engine.options.max_num_batched_tokens",
+}
+"""Settings that vLLM does not take, and what to do in their place."""
 
 
 class ServingConfig(BaseConfig):
     """Limits and choices of a server."""
 
+    engine: EngineSpec = LocalEngineConfig()
+    """Who samples: this process (`local`), or `vllm` in a process of its own, with its settings as in a recipe."""
     max_batch_size: int = Field(32, ge=1)
     """Completions sampled side by side."""
     max_concurrent_requests: int = Field(100, ge=1)
@@ -60,3 +71,15 @@ class ServingConfig(BaseConfig):
     """Sampled completions that are compared with the evaluation set at once."""
     drift_false_alarms: float = Field(0.05, gt=0, lt=1)
     """Probability of a drift alarm in a week in which nothing changed."""
+
+    @model_validator(mode="after")
+    def _each_has_its_own(self) -> Self:
+        if isinstance(self.engine, VLLMEngineConfig):
+            theirs = sorted(self.model_fields_set & LOCAL_ONLY.keys())
+            if theirs:
+                raise ValueError(f"{theirs[0]} is of the local engine; with vLLM {LOCAL_ONLY[theirs[0]]}")
+        elif named := sorted(self.engine.model_fields_set - {"kind"}):
+            raise ValueError(
+                f"engine.{named[0]} is of training; what the server samples with are `products` and `compiled`"
+            )
+        return self

@@ -31,15 +31,19 @@ T = TypeVar("T")
 class Session:
     """Asks vLLM's process, and holds it to the weights that it was given."""
 
-    def __init__(self, config: VLLMEngineConfig, *, dtype: str, log: Path) -> None:
+    def __init__(
+        self, config: VLLMEngineConfig, *, dtype: str, log: Path, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Nothing is started before the first push.
 
         Args:
             config: Which vLLM, and how.
             dtype: That it computes in.
             log: Gets what the process prints.
+            options: Arguments of ``vllm.LLM`` beside those of ``config``.
         """
         self.config = config
+        self._options = dict(options or {})
         self.dtype = dtype
         self.log = log
         self.notify: Callable[[str], None] = logger.warning
@@ -81,9 +85,17 @@ class Session:
 
         self._with_restart("load", load)
 
-    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Its answer to a request about the weights that were pushed last; raises as ``push`` does."""
-        answer = self._with_restart(op, lambda process: self._ask(process, op, arguments))
+    def ask(self, op: str, *, repeats: bool = True, **arguments: Any) -> dict[str, Any]:
+        """Its answer to a request about the weights that were pushed last; raises as ``push`` does.
+
+        Args:
+            op: What is asked.
+            repeats: Ask again in a new process where the first was lost; False where the answer rests on earlier requests.
+            arguments: Of the request.
+        """
+        answer = self._with_restart(
+            op, lambda process: self._ask(process, op, arguments), tries=TRIES if repeats else 1
+        )
         weights, version = self._newest()
         if (answer["version"], answer["weights"]) != (version, weights.digest):
             raise self._failed(
@@ -116,17 +128,24 @@ class Session:
         return (self._state.get("version"), self._state.get("weights")) == (version, weights.digest)
 
     def _with_restart(
-        self, op: str, action: Callable[[WorkerProcess], T], *, ready: Callable[[], WorkerProcess] | None = None
+        self,
+        op: str,
+        action: Callable[[WorkerProcess], T],
+        *,
+        ready: Callable[[], WorkerProcess] | None = None,
+        tries: int = TRIES,
     ) -> T:
         """``action``, once more in a new process where the first was lost; a new one begins with the newest weights."""
         why = ""
-        for _ in range(TRIES):
+        for left in reversed(range(tries)):
             try:
                 return action((ready or self._started)())
             except WorkerLostError as err:
-                if why:
+                if not left:
+                    before = f"{why}, and after a restart it " if why else ""
+                    self.restarts += not why
                     self.close()
-                    raise self._failed(f"vLLM's process {why}, and after a restart it {err} (at {op!r}).") from None
+                    raise self._failed(f"vLLM's process {before}{err} (at {op!r}).") from None
                 why = str(err)
                 self._start_anew(why)
             except Exception:
@@ -134,7 +153,7 @@ class Session:
             except BaseException:  # a signal; the process was ended in the middle of its request, by us
                 self.close()
                 raise
-        raise AssertionError("the second loss raises")
+        raise AssertionError("the last loss raises")
 
     def _start_anew(self, why: str) -> None:
         self.restarts += 1
@@ -160,7 +179,7 @@ class Session:
         process = self._opened()
         if not self._state:
             config = self.config
-            options = {"dtype": self.dtype, **config.options}
+            options = {"dtype": self.dtype, **self._options, **config.options}
             if config.max_model_len is not None:
                 options["max_model_len"] = config.max_model_len
             arguments = {**self._address(), "options": options, "kv_cache_gib": config.kv_cache_gib}

@@ -9,6 +9,7 @@ the standard library and vLLM alone, and those of vLLM's calls that are public. 
     start      folder, files, version, options   starts vLLM on a model folder            -> state
     load       folder, files, version            the weights of another folder            -> state
     generate   prompts, places, seeds, ...       samples                                  -> completions, version, weights
+    step       add, abort                        requests come and go, and each goes on   -> outputs, refused, version, weights
     state                                                                                 -> state
 
 ``files`` is name -> sha256 of the folder's weights, and is checked before they are read. A state is the ``version`` that was sent with
@@ -129,6 +130,49 @@ class Worker:
             steps = zip(tokens, only.logprobs, strict=True)
             completions.append([tokens, [float(step[token].logprob) for token, step in steps], str(only.finish_reason)])
         return {"completions": completions, "version": self.version, "weights": self.weights}
+
+    def step(self, add: Sequence[Mapping[str, Any]], abort: Sequence[str]) -> dict[str, Any]:
+        """Let requests come and go, and let vLLM take one step with those that are there.
+
+        Args:
+            add: ``id``, ``prompt``, ``sampling`` (arguments of vLLM's), ``logprobs`` (how many likely ones; None for none) of each.
+            abort: Ids.
+
+        Returns:
+            ``outputs``: for each request that went on its id, tokens, log-probabilities ([own, [[token, value], ...]] of each token, or None),
+            why it ended (None where it goes on) and how much of its prompt was cached; ``refused``: id -> reason.
+        """
+        engine, refused = self.llm.llm_engine, {}
+        if abort:
+            engine.abort_request(list(abort))
+        for request in add:
+            try:
+                engine.add_request(request["id"], {"prompt_token_ids": list(request["prompt"])}, self._params(request))
+            except (ValueError, TypeError) as err:
+                refused[request["id"]] = f"{type(err).__name__}: {err}"
+        outputs = []
+        for output in engine.step() if engine.has_unfinished_requests() else []:
+            (only,) = output.outputs
+            tokens = [int(token) for token in only.token_ids]
+            steps = [_listed(step, token) for step, token in zip(only.logprobs or [], tokens, strict=False)]
+            outputs.append(
+                [output.request_id, tokens, steps or None, only.finish_reason, int(output.num_cached_tokens or 0)]
+            )
+        return {"outputs": outputs, "refused": refused, "version": self.version, "weights": self.weights}
+
+    def _params(self, request: Mapping[str, Any]) -> Any:
+        sampling = dict(request["sampling"])
+        if bias := sampling.pop("logit_bias"):
+            sampling["logit_bias"] = {int(token): value for token, value in bias.items()}  # JSON has texts as keys
+        params = self.vllm.SamplingParams(**sampling, logprobs=request["logprobs"], ignore_eos=True, detokenize=False)
+        params.output_kind = type(params.output_kind).DELTA  # each step's tokens, and not all so far
+        return params
+
+
+def _listed(step: Mapping[int, Any], token: int) -> list[Any]:
+    """[own, [[token, value], ...]] of the log-probabilities in one place, the likeliest first; vLLM adds the own token to the likeliest."""
+    ranked = sorted(step.items(), key=lambda item: -item[1].logprob)
+    return [float(step[token].logprob), [[int(other), float(value.logprob)] for other, value in ranked]]
 
 
 def is_cpu_build() -> bool:

@@ -46,6 +46,7 @@ from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ServingEngine
 from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
 from rlhf.serving.served_search import SearchRunner
 from rlhf.web.security_middleware import Shield
@@ -158,7 +159,7 @@ def create_app(
         engine, scoring, inbox, metrics, max_searches=config.max_searches, max_tokens=config.max_search_tokens,
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
-    state.stop = partial(_stop, state.searches, engine, scoring)
+    state.stop = partial(_stop, state.searches, engine, scoring, routes)
     state.live = live
     state.history = MetricsHistory(metrics.registry)
     state.consent = config.consent
@@ -184,14 +185,18 @@ def create_app(
     return app
 
 
-def _load(config: ServingConfig, source: str) -> Served:
-    """A model of any kind."""
+def _load(config: ServingConfig, source: str, replaced: Served | None = None) -> Served:
+    """A model of any kind, in the place of another or beside all."""
     kind = model_kind(model_source(source))
     if kind != "policy":
         is_process = kind == "process_reward"
         return ServedScorer.load(
             source, is_process=is_process, device=config.device, max_tokens=config.score_batch_tokens
         )
+    if config.engine.kind == "vllm":
+        from rlhf.serving.served_vllm import ServedVLLM
+
+        return ServedVLLM(source, config, replaced if isinstance(replaced, ServedVLLM) else None)
     return ServedModel.load(
         source, device=config.device, products=config.products, compiled=config.compiled, context=config.context_length,
         prefix_tokens=config.prefix_cache_tokens,
@@ -207,7 +212,7 @@ def _live_traffic(
     reference: str | Path | None,
 ) -> LiveTraffic:
     scorer = _load(config, str(reward)) if reward is not None else None
-    if isinstance(scorer, ServedModel):
+    if isinstance(scorer, ServedPolicy):
         raise ConfigError(f"{reward} is a language model; --reward takes a reward model.")
     readers = [scorer] if scorer is not None else [model for model, _ in routes.models().values()]
     return LiveTraffic(
@@ -217,20 +222,23 @@ def _live_traffic(
     )  # fmt: skip
 
 
-def _stop(searches: SearchRunner, engine: ServingEngine, scoring: ScoringEngine, seconds: float) -> None:
+def _stop(
+    searches: SearchRunner, engine: ServingEngine, scoring: ScoringEngine, routes: ModelRoutes, seconds: float
+) -> None:
     """Take no more requests, and let those that are there end for so long; searches need the two others."""
     limit = time.monotonic() + seconds
     searches.stop(seconds)
     engine.stop(max(0.0, limit - time.monotonic()))
     scoring.stop(limit - time.monotonic())
+    routes.close()
 
 
 def _watch(metrics: ServingMetrics, engine: ServingEngine, scoring: ScoringEngine, routes: ModelRoutes) -> None:
     """Numbers that are looked up when they are asked for."""
 
-    def models() -> list[ServedModel]:
+    def models() -> list[ServedPolicy]:
         served = {id(model): model for model, _ in routes.models().values()}
-        return [model for model in served.values() if isinstance(model, ServedModel)]
+        return [model for model in served.values() if isinstance(model, ServedPolicy)]
 
     metrics.watch(
         "num_requests_running", "Requests that are being read, answered or scored.",
@@ -243,7 +251,7 @@ def _watch(metrics: ServingMetrics, engine: ServingEngine, scoring: ScoringEngin
     )  # fmt: skip
     metrics.watch(
         "prefix_cache_usage_perc", "Share of the blocks for prompts that were read which hold tokens.",
-        lambda: max((model.prefixes.used_frac for model in models()), default=0.0),
+        lambda: max((model.prefix_used_frac for model in models()), default=0.0),
     )  # fmt: skip
 
 

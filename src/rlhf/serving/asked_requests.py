@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.config.policy import SamplingConfig
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Asked:
     id: str
     name: str
     """Of the model that answers."""
-    model: ServedModel
+    model: ServedPolicy
     num_prompt_tokens: int
     num_samples: int
     sampling: SamplingConfig

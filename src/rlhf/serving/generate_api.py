@@ -28,7 +28,7 @@ from rlhf.serving.model_routes import ModelRoutes
 from rlhf.serving.prompt_reading import is_surely_too_long
 from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ClosedError, QueueFullError, ServingEngine
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 
 STATUS = {Failure.TIMEOUT: 504, Failure.NOT_FINITE: 500, Failure.CRASHED: 500, Failure.CANCELED: 503}
 
@@ -73,16 +73,16 @@ class Generation:
         self.engine, self.routes, self.inbox, self._traces = engine, routes, inbox, traces
         self.max_completions = max_completions
 
-    def model(self, body: GenerationBody, user: str) -> tuple[str, ServedModel]:
+    def model(self, body: GenerationBody, user: str) -> tuple[str, ServedPolicy]:
         """Who answers.
 
         Raises:
             APIError: 404, for a name that is none; 400, for that of a reward model.
         """
-        return picked(self.routes, body.model, user, ServedModel)
+        return picked(self.routes, body.model, user, ServedPolicy)
 
     def submit(
-        self, body: GenerationBody, name: str, model: ServedModel, ids: Sequence[int], *, client: str, num_top: int | None,
+        self, body: GenerationBody, name: str, model: ServedPolicy, ids: Sequence[int], *, client: str, num_top: int | None,
         prefix: str, number: int = 0,
     ) -> Asked:  # fmt: skip
         """Queue a prompt.
@@ -170,7 +170,7 @@ class Generation:
                 pass
             self.inbox.fail(asked.id, Failed(Failure.CANCELED))
 
-    def _constraint(self, body: GenerationBody, model: ServedModel) -> Any:
+    def _constraint(self, body: GenerationBody, model: ServedPolicy) -> Any:
         form = body.response_format
         if form is None or form.type == "text":
             return None
@@ -180,6 +180,9 @@ class Generation:
             if not isinstance(schema, dict):
                 message = "response_format.json_schema.schema is missing: an object with a JSON schema."
                 raise APIError(400, message, code="missing_required_parameter", param="response_format")
+        if model.constraints is None:
+            message = f"response_format is not supported by this server's engine ({model.how}); leave it out."
+            raise APIError(400, message, code="unsupported_parameter", param="response_format")
         try:
             return model.constraints.of_schema(schema)
         except ConfigError as err:
@@ -188,7 +191,7 @@ class Generation:
             raise APIError(501, str(err), code="unsupported_parameter", param="response_format") from None
 
 
-def sampling_of(body: GenerationBody, model: ServedModel, ids: Sequence[int]) -> SamplingConfig:
+def sampling_of(body: GenerationBody, model: ServedPolicy, ids: Sequence[int]) -> SamplingConfig:
     """How a request's completions are drawn.
 
     Raises:
@@ -198,10 +201,13 @@ def sampling_of(body: GenerationBody, model: ServedModel, ids: Sequence[int]) ->
     wanted = body.most_tokens
     if not ids or most < 1 or (wanted is not None and wanted > most):
         raise _too_long(model, len(ids), wanted)
-    return body.sampling(most)
+    sampling = body.sampling(most)
+    if complaint := model.complaint(sampling):
+        raise APIError(400, f"{complaint}.", code="unsupported_parameter", param=complaint.split()[0])
+    return sampling
 
 
-def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]], *, kwargs: Any = None) -> list[int]:
+def prompt_ids(model: ServedPolicy, prompt: str | list[int] | list[dict[str, Any]], *, kwargs: Any = None) -> list[int]:
     """Token ids of a text, of tokens, or of messages in the chat template, as data sets make them.
 
     Raises:
@@ -217,7 +223,7 @@ def prompt_ids(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]
     return list(prompt_of(model, cast(str | list[dict[str, Any]], prompt), kwargs=kwargs).ids)
 
 
-def prompt_of(model: ServedModel, prompt: str | list[dict[str, Any]], *, kwargs: Any = None) -> Prompt:
+def prompt_of(model: ServedPolicy, prompt: str | list[dict[str, Any]], *, kwargs: Any = None) -> Prompt:
     """A text, or messages, as a prompt.
 
     A model without a template gets the messages' texts, a line each: those of this project's demo were trained on plain texts.
@@ -248,7 +254,7 @@ def _lines(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(message["content"] for message in messages)
 
 
-def kept_prompt(model: ServedModel, prompt: str | list[int] | list[dict[str, Any]]) -> str | list[dict[str, str]]:
+def kept_prompt(model: ServedPolicy, prompt: str | list[int] | list[dict[str, Any]]) -> str | list[dict[str, str]]:
     """A prompt that ``prompt_ids`` took, as a row for training has it."""
     if isinstance(prompt, str):
         return prompt
@@ -280,7 +286,7 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _too_long(model: ServedModel, length: int, wanted: int | None) -> APIError:
+def _too_long(model: ServedPolicy, length: int, wanted: int | None) -> APIError:
     if not length:
         return APIError(400, "The prompt has no tokens.", code="invalid_value", param="prompt")
     asked = f" and {wanted} tokens of completion were asked for" if wanted is not None else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -18,43 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.rollout.continuous_batching import Decoder, RefillingDecoder
-from rlhf.rollout.prefix_prefill import PrefixDecoder, PromptReading
+from rlhf.rollout.prefix_prefill import PrefixDecoder
 from rlhf.rollout.sampling import draw, uniforms
 from rlhf.rollout.stopping import eos_ids
 from rlhf.seeds import derive_seed
-from rlhf.serving.generation import Event, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
+from rlhf.serving.generation import Event, GenerationRequest, TokenLogprobs
+from rlhf.serving.live_row import Row, advanced
+from rlhf.serving.served_policy import Joining, needed_tokens
 from rlhf.serving.text_stream import TextStream
-
-
-@dataclass(slots=True)
-class Row:
-    """One completion that is being sampled."""
-
-    request: GenerationRequest
-    index: int
-    """Which of the request's completions."""
-    stream: TextStream
-    constraint: Any
-    seed: np.uint64
-    age: int = 0
-    """Tokens sampled."""
-    is_over: bool = False
-    seen: Tensor | None = None
-    """bool [V] tokens of prompt and completion, for a repetition penalty."""
-
-
-@dataclass(slots=True)
-class Joining:
-    """A request whose prompt is being read."""
-
-    request: GenerationRequest
-    reading: PromptReading | None
-    """None where the decoder takes prompts whole."""
-    is_over: bool = False
-    cached_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.cached_tokens = self.reading.from_cache if self.reading is not None else 0
 
 
 class LiveBatch:
@@ -98,6 +69,11 @@ class LiveBatch:
         return not self._rows or isinstance(self._decoder, RefillingDecoder)
 
     @property
+    def shared(self) -> Hashable:
+        """Nothing that another batch uses."""
+        return self
+
+    @property
     def cached_tokens(self) -> int:
         """Room that live rows may come to need in the tables of keys and values."""
         if not self._rows:
@@ -108,7 +84,7 @@ class LiveBatch:
     def begin(self, request: GenerationRequest) -> Joining:
         """Look for what is known of a prompt."""
         reading = self._decoder.begin(request.prompt) if isinstance(self._decoder, PrefixDecoder) else None
-        return Joining(request, reading)
+        return Joining(request, reading, reading.from_cache if reading is not None else 0)
 
     def read_ahead(self, joining: Joining, num_tokens: int) -> int:
         """Read some of a prompt; tells how many tokens."""
@@ -150,7 +126,7 @@ class LiveBatch:
         tokens, logprobs = self._sampled(self._logits)
         self._logits, self._sampled_tokens = None, tokens
         return [
-            (row.request, self._advanced(row, int(tokens[place]), logprobs.get(place)))
+            (row.request, advanced(row, int(tokens[place]), logprobs.get(place), self._eos))
             for place, row in enumerate(self._rows)
             if not row.is_over
         ]
@@ -227,42 +203,6 @@ class LiveBatch:
             if row.request.top_logprobs is not None and not row.is_over
         }
         return logits, reported
-
-    def _advanced(self, row: Row, token: int, logprobs: TokenLogprobs | None) -> Event:
-        """Note a row's token."""
-        if token < 0:
-            row.is_over = True
-            return Failed(Failure.NOT_FINITE, "The model gave a number that is not finite: its weights may be damaged.")
-        row.age += 1
-        reason: FinishReason | None = None
-        is_end = token in self._eos and not row.request.ignore_eos
-        text = "" if is_end else row.stream.push(token)
-        if is_end or row.stream.is_stopped or not _may_go_on(row, token):
-            reason = "stop"
-        elif row.age >= row.request.sampling.max_new_tokens:
-            reason = "length"
-        if reason is not None:
-            row.is_over = True
-            text += row.stream.finish()
-        if row.seen is not None:
-            row.seen[token] = True
-        return Piece(
-            index=row.index,
-            text=text,
-            tokens=[token],
-            logprobs=[logprobs] if logprobs is not None else [],
-            finish_reason=reason,
-        )
-
-
-def _may_go_on(row: Row, token: int) -> bool:
-    """Whether what the row must obey leaves room for more."""
-    return row.constraint is None or bool(row.constraint.accept(token))
-
-
-def needed_tokens(request: GenerationRequest) -> int:
-    """Keys and values that a request may come to hold."""
-    return len(request.prompt) + request.num_samples * request.sampling.max_new_tokens
 
 
 def _kind_of(sampling: SamplingConfig) -> str:

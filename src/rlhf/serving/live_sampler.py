@@ -20,7 +20,7 @@ from rlhf.seeds import derive_seed
 from rlhf.serving.generation import Failed, GenerationRequest, Piece
 from rlhf.serving.inbox import Inbox
 from rlhf.serving.scheduler import QueueFullError, ServingEngine
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 
 RETRY_SECONDS = 0.05
 """Between two tries to join a queue that is full."""
@@ -46,7 +46,7 @@ class LiveSampler:
     weight_version = 0
 
     def __init__(
-        self, engine: ServingEngine, inbox: Inbox, model: ServedModel, request: GenerationRequest, *, at_once: int
+        self, engine: ServingEngine, inbox: Inbox, model: ServedPolicy, request: GenerationRequest, *, at_once: int
     ) -> None:
         self._engine, self._inbox, self._model, self._request = engine, inbox, model, request
         self._at_once = at_once

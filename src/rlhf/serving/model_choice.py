@@ -8,12 +8,12 @@ from rlhf.data.message_text import shown
 from rlhf.errors import did_you_mean
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.model_routes import ModelRoutes
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
 
-Kind = TypeVar("Kind", ServedModel, ServedScorer)
+Kind = TypeVar("Kind", ServedPolicy, ServedScorer)
 OTHER_ROUTES = {
-    ServedModel: "is a reward model, which writes no completions; ask it for scores at /v1/score",
+    ServedPolicy: "is a reward model, which writes no completions; ask it for scores at /v1/score",
     ServedScorer: "is a language model, which gives no scores; ask it for completions at /v1/chat/completions",
 }
 

@@ -18,13 +18,14 @@ from typing import TypeAlias
 from rlhf.errors import ConfigError, ModelError, RLHFError
 from rlhf.registry.registry import Registry
 from rlhf.serving.prometheus_metrics import ServingMetrics
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
 
 log = logging.getLogger(__name__)
 
-Served: TypeAlias = ServedModel | ServedScorer
-Load = Callable[[str], Served]
+Served: TypeAlias = ServedPolicy | ServedScorer
+Load = Callable[[str, Served | None], Served]
+"""Takes a folder or hub name, and the model whose place it is to take; None where that stays, or there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ModelRoutes:
     """The names of a server.
 
     Args:
-        load: Loads a model by folder or hub name.
+        load: Loads a model.
         metrics: Told of changes.
     """
 
@@ -112,7 +113,7 @@ class ModelRoutes:
             total = sum(shares.values())
             if total <= 0:
                 raise ConfigError("All shares are 0: nobody would answer.")
-            kinds = {type(self._routes[other].model) for other in shares}
+            kinds = {isinstance(self._routes[other].model, ServedPolicy) for other in shares}
             if len(kinds) > 1:
                 raise ConfigError(
                     f"{name!r} would be shared by language models and reward models; share it by one kind."
@@ -160,7 +161,7 @@ class ModelRoutes:
                 if version in (None, route.version, route.refused):
                     continue
                 try:
-                    model = self._loaded(route.source, version)
+                    model = self._loaded(route.source, version, route)
                     check_same_kind(route.model, model)
                 except Exception as err:  # whatever is wrong with the new weights, the old ones go on
                     route.refused = version
@@ -176,17 +177,25 @@ class ModelRoutes:
                 changed.append(name)
         return changed
 
-    def _loaded(self, source: Source, version: int | None) -> Served:
+    def _loaded(self, source: Source, version: int | None, old: _Route | None = None) -> Served:
         if source.registry is None or version is None:
-            return self._load(source.text)
+            return self._load(source.text, None)
         registry = Registry(source.registry)
         registry.verify(version)
         path = str(registry.path(version))
         with self._lock:
-            there = next((route.model for route in self._routes.values() if route.model.source == path), None)
-        model = there or self._load(path)
+            routes = list(self._routes.values())
+        there = next((route.model for route in routes if route.model.source == path), None)
+        is_shared = old is not None and sum(route.model is old.model for route in routes) > 1
+        model = there or self._load(path, None if old is None or is_shared else old.model)
         model.version = version
         return model
+
+    def close(self) -> None:
+        """End what models have started outside this process."""
+        for model, _ in self.models().values():
+            if isinstance(model, ServedPolicy):
+                model.close()
 
 
 def check_same_kind(old: Served, new: Served) -> None:
@@ -195,9 +204,10 @@ def check_same_kind(old: Served, new: Served) -> None:
     Raises:
         ModelError: They are of two kinds.
     """
-    if type(old) is not type(new):
-        kinds = {ServedModel: "a language model", ServedScorer: "a reward model"}
-        raise ModelError(f"it is {kinds[type(new)]}, and the name answered as {kinds[type(old)]}")
+    if isinstance(old, ServedPolicy) is not isinstance(new, ServedPolicy):
+        kinds = {True: "a language model", False: "a reward model"}
+        new_kind, old_kind = (kinds[isinstance(model, ServedPolicy)] for model in (new, old))
+        raise ModelError(f"it is {new_kind}, and the name answered as {old_kind}")
 
 
 def _version(source: Source) -> int | None:

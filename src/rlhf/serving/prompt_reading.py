@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 
 LONG_CHARACTERS = 50_000
 """From here on a prompt is a long one: a tenth of a second and more."""
@@ -65,7 +65,7 @@ def _size(value: Any) -> int:
     return 1
 
 
-def is_surely_too_long(model: ServedModel, text: str) -> bool:
+def is_surely_too_long(model: ServedPolicy, text: str) -> bool:
     """Whether the beginning of a text has twice the tokens that the model takes: the rest need not be read to know.
 
     Twice, as the token in which a beginning ends may be another one in the whole text.

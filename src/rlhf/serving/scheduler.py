@@ -10,14 +10,13 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from rlhf.errors import RLHFError
-from rlhf.serving.generation import Accepted, Event, Failed, Failure, GenerationRequest, Piece
-from rlhf.serving.live_batch import Joining, needed_tokens
+from rlhf.serving.generation import Accepted, Event, Failed, Failure, GenerationRequest
 from rlhf.serving.prometheus_metrics import ServingMetrics
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import Joining, ServedPolicy, needed_tokens
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class ClosedError(RLHFError):
 @dataclass(slots=True)
 class _Ticket:
     request: GenerationRequest
-    model: ServedModel
+    model: ServedPolicy
     deadline: float
     arrived: float
     joined: float | None = None
@@ -86,8 +85,8 @@ class ServingEngine:
         """Client -> its requests; the client whose turn is next comes first."""
         self._tickets: dict[str, _Ticket] = {}
         """All that are not over."""
-        self._joining: dict[ServedModel, list[Joining]] = {}
-        self._active: dict[ServedModel, None] = {}
+        self._joining: dict[ServedPolicy, list[Joining]] = {}
+        self._active: dict[ServedPolicy, None] = {}
         """Models that have rows, or prompts to read."""
         self._closed = self._draining = False
         self._thread = threading.Thread(target=self._work, name="rlhf-serving", daemon=True)
@@ -114,7 +113,7 @@ class ServingEngine:
         with self._changed:
             return len(self._tickets) - sum(map(len, self._waiting.values()))
 
-    def submit(self, model: ServedModel, request: GenerationRequest) -> None:
+    def submit(self, model: ServedPolicy, request: GenerationRequest) -> None:
         """Queue a request, whose prompt fits the model.
 
         Raises:
@@ -214,13 +213,10 @@ class ServingEngine:
     def _choose(self) -> list[tuple[str, Event]]:
         """Requests whose turn it is and for which there is room begin to be read."""
         events: list[tuple[str, Event]] = []
-        while self._waiting:
-            client, queue = next(iter(self._waiting.items()))
-            ticket = queue[0]
-            if not self._has_room(ticket):
-                break
+        while (ticket := self._next()) is not None:
+            client = ticket.request.client
+            queue = self._waiting.pop(client)
             queue.popleft()
-            del self._waiting[client]
             if queue:
                 self._waiting[client] = queue  # behind all others
             ticket.joined = time.monotonic()
@@ -235,10 +231,25 @@ class ServingEngine:
                 self._over(ticket, Failure.CRASHED.value)
                 continue
             self._metrics.prefix_queries.inc(len(ticket.request.prompt))
-            self._metrics.prefix_hits.inc(joining.cached_tokens)
             self._joining.setdefault(ticket.model, []).append(joining)
             self._active[ticket.model] = None
         return events
+
+    def _next(self) -> _Ticket | None:
+        """The request whose turn it is; None where it has no room, or none may begin.
+
+        One that must wait for others to end lets requests to other models pass. Of models that share a process the one whose request
+        came first goes on, so that a change of weights is made once and nobody waits for ever.
+        """
+        first: dict[Hashable, _Ticket] = {}
+        for queue in self._waiting.values():
+            shared = queue[0].model.batch.shared
+            first[shared] = min(first.get(shared, queue[0]), queue[0], key=lambda ticket: ticket.arrived)
+        for queue in self._waiting.values():
+            ticket, batch = queue[0], queue[0].model.batch
+            if batch.can_join and ticket.model is first[batch.shared].model:
+                return ticket if self._has_room(ticket) else None
+        return None
 
     def _has_room(self, ticket: _Ticket) -> bool:
         joining = [one.request for several in self._joining.values() for one in several]
@@ -247,12 +258,10 @@ class ServingEngine:
         tokens = sum(batch.cached_tokens for batch in batches) + sum(map(needed_tokens, joining))
         if not rows:
             return True  # alone, anything goes
-        if not ticket.model.batch.can_join:
-            return False
         fits = tokens + needed_tokens(ticket.request) <= self.max_cache_tokens
         return fits and rows + ticket.request.num_samples <= self.max_batch_size
 
-    def _advance(self, model: ServedModel) -> None:
+    def _advance(self, model: ServedPolicy) -> None:
         """Read some, let what is read join, and sample a token of each row."""
         try:
             with model.running():
@@ -264,7 +273,7 @@ class ServingEngine:
             log.exception("sampling from %s failed", model.source)
             self._fail(model, str(err) or type(err).__name__)
 
-    def _read(self, model: ServedModel) -> None:
+    def _read(self, model: ServedPolicy) -> None:
         joining = self._joining.get(model, [])
         for one in [one for one in joining if one.is_over]:
             joining.remove(one)
@@ -287,9 +296,14 @@ class ServingEngine:
             self._joining.pop(model, None)
         if ready:
             model.batch.join(ready)
-            accepted = [(one.request.id, Accepted(one.cached_tokens, model.fingerprint)) for one in ready]
             self._metrics.prompt_tokens.inc(sum(len(one.request.prompt) for one in ready))
-            self._deliver(list(accepted))
+            self._note(
+                [
+                    (one.request, Accepted(one.cached_tokens, model.fingerprint))
+                    for one in ready
+                    if one.cached_tokens is not None
+                ]
+            )
 
     def _note(self, events: list[tuple[GenerationRequest, Event]]) -> None:
         """Give out what was sampled, and end what is complete."""
@@ -304,7 +318,10 @@ class ServingEngine:
                 if isinstance(event, Failed):
                     ticket.model.batch.drop(request.id)
                     self._over(ticket, event.failure.value)
-                elif isinstance(event, Piece):
+                elif isinstance(event, Accepted):
+                    self._metrics.prefix_hits.inc(event.cached_tokens)
+                else:
+                    self._metrics.generation_tokens.inc()
                     self._timed(ticket, now)
                     if event.finish_reason is not None:
                         self._metrics.success.labels(finished_reason=event.finish_reason).inc()
@@ -312,7 +329,6 @@ class ServingEngine:
                         if not ticket.unfinished:
                             self._over(ticket, None)
         self._deliver(given)
-        self._metrics.generation_tokens.inc(len(given))
 
     def _timed(self, ticket: _Ticket, now: float) -> None:
         if ticket.request.is_part:
@@ -335,7 +351,7 @@ class ServingEngine:
         if not self._tickets:
             self._changed.notify_all()
 
-    def _fail(self, model: ServedModel, detail: str) -> None:
+    def _fail(self, model: ServedPolicy, detail: str) -> None:
         """End all requests of a model, and begin again without rows."""
         model.reset()
         with self._changed:

@@ -19,7 +19,7 @@ from rlhf.serving.generate_api import sampling_of
 from rlhf.serving.generation import Accepted, FinishReason, GenerationRequest, Piece
 from rlhf.serving.model_choice import picked
 from rlhf.serving.search_requests import SearchBody
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
 from rlhf.serving.served_search import SearchRequest, SearchRunner, text_before_stop
 
@@ -60,7 +60,7 @@ class SearchedAnswer:
 
 
 def searched_answer(
-    state: Any, body: ChatBody, search: SearchBody, name: str, model: ServedModel, prompt: Prompt, client: str
+    state: Any, body: ChatBody, search: SearchBody, name: str, model: ServedPolicy, prompt: Prompt, client: str
 ) -> tuple[Asked, SearchedAnswer]:
     """A search that is ready to begin.
 

@@ -29,15 +29,14 @@ from rlhf.rollout.sampling import draw
 from rlhf.rollout.stopping import eos_ids
 from rlhf.serving.constraints import JsonConstraints
 from rlhf.serving.live_batch import LiveBatch
+from rlhf.serving.served_policy import DEFAULT_CONTEXT, ServedPolicy
 
 Products = Literal["float32", "bfloat16"]
-DEFAULT_CONTEXT = 4096
-"""Tokens of prompt and completion, for a model whose config names no limit."""
 PROBE_TOKENS = 48
 """Of the prompts on which the ways to compute are compared."""
 
 
-class ServedModel:
+class ServedModel(ServedPolicy):
     """One model with its own batch.
 
     Args:
@@ -65,19 +64,16 @@ class ServedModel:
             policy = PolicyModel(policy.model.merge_and_unload(), policy.tokenizer)
         policy.model.requires_grad_(False).eval()
         self.policy, self.source, self.products = policy, source, products
-        self.version: int | None = None  # in the registry; None for weights that are in none
         self.tokenizer = policy.tokenizer
         self.model: PreTrainedModel = base_model(policy.model)
         self.fingerprint = policy.fingerprint()
-        """Hash of the weights."""
         config = self.model.config.get_text_config()
         made_for = getattr(config, "max_position_embeddings", None)
-        self.context: int = min(filter(None, (context, made_for)), default=DEFAULT_CONTEXT)
+        self.context = min(filter(None, (context, made_for)), default=DEFAULT_CONTEXT)
         self.vocabulary = int(config.vocab_size)
         self.prefixes = PrefixCache(prefix_tokens)
         self.max_prefill_tokens = max_prefill_tokens
         self.ends = eos_ids(self.model, self.tokenizer)
-        """Tokens that end a completion."""
         self.constraints = JsonConstraints(self.tokenizer, self.vocabulary, self.ends[0])
         self._fused = self._fuse(compiled=compiled)
         self.batch = self._new_batch()
@@ -93,15 +89,15 @@ class ServedModel:
             return cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
 
     @property
-    def kind(self) -> str:
-        """`policy`: it writes completions."""
-        return "policy"
-
-    @property
     def how(self) -> str:
         """How it is sampled from, for people."""
         way = "compiled" if isinstance(self._fused, CompiledModel) else "fused" if self._fused is not None else "torch"
         return f"{way}, {self.products}, {self.policy.path} path"
+
+    @property
+    def prefix_used_frac(self) -> float:
+        """Share of the blocks for prompts that were read which hold tokens."""
+        return self.prefixes.used_frac
 
     @property
     def shares_prefixes(self) -> bool:

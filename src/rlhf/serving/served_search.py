@@ -32,7 +32,7 @@ from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.scheduler import QueueFullError, ServingEngine
 from rlhf.serving.score_batching import ScoringEngine
 from rlhf.serving.search_requests import SearchBody
-from rlhf.serving.served_model import ServedModel
+from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
 
 
@@ -41,7 +41,7 @@ class SearchRequest:
     """What is looked for."""
 
     body: SearchBody
-    model: ServedModel
+    model: ServedPolicy
     scorer: ServedScorer | None
     prompt: Prompt
     sampling: SamplingConfig

@@ -35,7 +35,7 @@ def registry(folders, tmp_path) -> Registry:
     return registry
 
 
-def load(source: str) -> Any:
+def load(source: str, replaced: Any = None) -> Any:
     from rlhf.serving.served_model import ServedModel
 
     return ServedModel.load(source, compiled=False)
