@@ -18,7 +18,9 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(getattr(config, "model", None), "compile", False),
     }
-    return [name for name, value in asked.items() if value] + (_refused_with_deepspeed(config) if config.deepspeed else [])
+    return [name for name, value in asked.items() if value] + (
+        _refused_with_deepspeed(config) if config.deepspeed else []
+    )
 
 
 def _refused_with_deepspeed(config: TrainConfig) -> list[str]:

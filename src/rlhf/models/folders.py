@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from rlhf.distributed.sharding import whole
 from rlhf.errors import ModelError, RLHFError
 from rlhf.files import fsync, write_json
 from rlhf.models.adapter_base import record_base
@@ -105,11 +106,14 @@ HASHED_BYTES = 1 << 24
 
 
 def weights_fingerprint(parameters: Iterable[tuple[str, Tensor]]) -> str:
-    """Hex sha256 over names, shapes, types and bytes: the same on every machine, another for any other weight."""
+    """Hex sha256 over names, shapes, types and bytes: the same on every machine, another for any other weight.
+
+    Of weights in shards all ranks ask at once.
+    """
     digest = hashlib.sha256()
     for name, value in parameters:
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-        data = value.detach().to("cpu").contiguous().reshape(-1)
+        data = whole(value.detach()).to("cpu").contiguous().reshape(-1)
         for piece in data.view(torch.uint8).split(HASHED_BYTES) if data.numel() else ():
             digest.update(
                 piece.clone().numpy().data

@@ -39,6 +39,11 @@ def innermost(engine: RolloutEngine) -> RolloutEngine:
     return engine
 
 
+def samples_elsewhere(engine: RolloutEngine) -> bool:
+    """Whether an engine samples in other processes, with copies of the weights that it is sent."""
+    return bool(getattr(innermost(engine), "reopens", False))
+
+
 def is_exact(engine: RolloutEngine) -> bool:
     """Whether log-probabilities can be expected to be the trainer's up to the order of additions: unless the engine says otherwise."""
     return bool(getattr(innermost(engine), "exact", True))
@@ -64,6 +69,6 @@ def listen_to(engine: RolloutEngine, notify: Callable[[str], None]) -> None:
 
 def close_engine(engine: RolloutEngine) -> None:
     """Stop what an engine has started outside this process; another request would restart it."""
-    inner: Any = innermost(engine)
-    if getattr(inner, "reopens", False):
+    if samples_elsewhere(engine):
+        inner: Any = innermost(engine)
         inner.close()

@@ -116,6 +116,7 @@ class DistillTrainer(RLTrainer[DistillConfig]):
                         self.policy, self.teacher, batch, beta=beta, temperature=temperature
                     ),
                     max_tokens=self.config.microbatch_tokens,
+                    whole=[self.policy.model],
                 )
             metrics.mean(f"eval/{name}", divergence)
 

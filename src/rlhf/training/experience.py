@@ -8,11 +8,12 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group, PackedBatch, pack, split_by_tokens
 from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.sharding import whole_weights
 from rlhf.distributed.work_shares import even_limit, share_of
 from rlhf.rollout.types import Completion
 
@@ -109,18 +110,24 @@ class RolloutExperience:
             yield self.batches(order[first : first + groups_per_step], max_tokens=max_tokens)
 
     @torch.no_grad()
-    def map(self, function: Callable[[PackedBatch], Tensor], *, max_tokens: int) -> Tensor:
+    def map(
+        self, function: Callable[[PackedBatch], Tensor], *, max_tokens: int, whole: Sequence[nn.Module] = ()
+    ) -> Tensor:
         """[M] or [S] numbers that ``function`` gives for each micro-batch, in order, on the CPU; ranks share the micro-batches.
 
-        Where weights lie in shards, they must be whole (``rlhf.distributed.sharding.whole_weights``).
+        Args:
+            function: Called equally often on all ranks, since a pass through weights in shards is one of all ranks.
+            max_tokens: Distinct tokens of a micro-batch.
+            whole: Models whose weights ``function`` uses outside of their passes.
         """
         ranks, runs = current_ranks(), self._runs(range(len(self.groups)), max_tokens)
         costs = [sum(self.groups[n].num_tokens for n in run) for run in runs]
-        own = {
-            number: function(self.batch(runs[number])).cpu()
-            for number, counts in share_of(costs, rank=ranks.rank, size=ranks.size)
-            if counts
-        }
+        own = {}
+        with whole_weights(whole):
+            for number, counts in share_of(costs, rank=ranks.rank, size=ranks.size):
+                values = function(self.batch(runs[number])).cpu()
+                if counts:
+                    own[number] = values
         said = {number: values for part in ranks.gather(own) for number, values in part.items()}
         return torch.cat([said[number] for number in range(len(runs))])
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.kl import MovingReferenceConfig
+from rlhf.distributed.sharding import whole_weights
 from rlhf.errors import ConfigError, kind_of
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference, ReferenceModel
@@ -74,7 +75,8 @@ class MovingReference:
     def before_rollout(self, rollout_index: int) -> None:
         """Move, where it is due; rollouts are counted from 0, and the first has the reference as it was given."""
         if rollout_index and rollout_index % self.every == 0:
-            self.reference.move(self.policy, decay=self.decay)
+            with whole_weights([self.policy.model]):  # over ranks each has the whole reference
+                self.reference.move(self.policy, decay=self.decay)
 
     @contextlib.contextmanager
     def where_it_began(self) -> Iterator[Reference]:

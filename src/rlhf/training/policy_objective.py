@@ -190,6 +190,7 @@ def kl_in_reward(
             return experience.map(
                 lambda batch: exact_kl_per_token(policy, reference, batch, temperature=temperature),
                 max_tokens=microbatch_tokens,
+                whole=[policy.model],
             )
     columns = experience.token_columns
     return _estimate(columns["old_logprobs"], columns["ref_logprobs"], metrics, estimator=estimator)

@@ -58,7 +58,6 @@ from rlhf.training.sharded_training import (
     choose_paths,
     in_shards,
     models_of_rollouts,
-    on_whole_weights,
 )
 
 
@@ -187,7 +186,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def loss(self, batch: PackedBatch, totals: Totals, metrics: Metrics) -> Tensor:
         """This micro-batch's part of the step's loss."""
 
-    @on_whole_weights
     def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
         """One rollout with scores, reference log-probabilities and whatever credit the algorithm gives."""
         # 1. Sample from the policy as it is now, and score.
@@ -350,7 +348,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         limit = self.config.stop_at_kl
         return limit is not None and metrics[f"{self.name}/kl_mean"] > limit
 
-    @on_whole_weights
     def evaluate(self) -> dict[str, float]:
         """Score, KL to the reference (nats per sequence; also to the first one, where it moves), length and share of ended completions
         on held-out prompts, and what ``evaluation`` asks for."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.rollout.engines import build_engine, close_engine, engine_figures, listen_to
+from rlhf.distributed.sharding import whole_weights
+from rlhf.rollout.engines import build_engine, close_engine, engine_figures, listen_to, samples_elsewhere
 from rlhf.training.engine_calls import ask_engine
 from rlhf.training.inputs import RLInputs
 from rlhf.training.log import TrainingLogger
@@ -60,12 +61,16 @@ class RolloutCollector:
         seed: int,
         sampling: SamplingConfig | None = None,
     ) -> Rollout:
-        """Completions sampled with the weights as they are now, in the recipe's way or another."""
-        return ask_engine(
-            self.engine, prompts, num_samples=num_samples, sampling=sampling or self.config.sampling, seed=seed,
-            rollout_index=rollout_index, version=self.version, name=self.name,
-            same_as=None if self.own_engine else self.policy,
-        )  # fmt: skip
+        """Completions sampled with the weights as they are now, in the recipe's way or another.
+
+        While ranks sample with the module that is trained, each has its weights whole, as ranks take different numbers of passes.
+        """
+        with whole_weights([] if samples_elsewhere(self.engine) else [self.policy.model]):
+            return ask_engine(
+                self.engine, prompts, num_samples=num_samples, sampling=sampling or self.config.sampling, seed=seed,
+                rollout_index=rollout_index, version=self.version, name=self.name,
+                same_as=None if self.own_engine else self.policy,
+            )  # fmt: skip
 
     def judge(self, rollout: Rollout, metrics: Metrics, *, step: int, planned: int | None = None) -> Judged:
         """Scores of a rollout or a part of one; prompts without a score are left out, with an alarm.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -14,16 +13,14 @@ from transformers import PreTrainedModel
 
 from rlhf.config.rank_limits import refused_settings
 from rlhf.config.training import TrainConfig
-from rlhf.distributed.ranks import Ranks, current_ranks
-from rlhf.distributed.sharding import ShardOptions, cut_by, unshard, whole_weights
+from rlhf.distributed.ranks import Ranks
+from rlhf.distributed.sharding import ShardOptions, cut_by, unshard
 from rlhf.errors import ConfigError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.sharded_models import networks_of, shard_model
 from rlhf.rollout.requests import rows_to_check
 from rlhf.training.penalties import ElasticWeightConsolidation
-
-ResultT = TypeVar("ResultT")
 
 
 def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
@@ -45,9 +42,7 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 
 @contextmanager
-def in_shards(
-    models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *, keep: bool = False
-) -> Iterator[None]:
+def in_shards(models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *, keep: bool = False) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
     Small modules without layers stay whole on every rank.
@@ -74,35 +69,26 @@ def in_shards(
         unshard(root)
 
 
-def on_whole_weights(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """A method of a trainer that samples, during which every rank has the whole weights, to sample and to score as it likes."""
-
-    @functools.wraps(method)
-    def run(trainer: Any, *args: Any) -> ResultT:
-        if current_ranks().size == 1:
-            return method(trainer, *args)
-        with whole_weights(models_of_rollouts(trainer)):
-            return method(trainer, *args)
-
-    return run
-
-
 def models_of_rollouts(trainer: Any) -> list[nn.Module]:
-    """What lies in shards between the rollouts of a trainer that samples: what it trains, and its reference where no step asks that and
-    it stays where it is."""
+    """What lies in shards in a trainer that samples: what it trains, and its reference where that has log-probabilities alone to give and
+    stays as it is."""
     models = [trained.module for trained in trainer.modules() if trained.name not in trainer.whole_on_ranks]
-    kl, reference = trainer.config.kl, trainer.reference
-    copied = reference.copy if isinstance(reference, ReferenceModel) else reference
-    asked_in_steps = kl.where == "loss" and kl.estimator == "exact"
-    waits = not asked_in_steps and trainer.moving_reference is None
-    if isinstance(copied, PolicyModel) and copied is not trainer.policy and waits:
+    copied = _copied_reference(trainer)
+    if copied is not None and trainer.config.kl.estimator != "exact" and trainer.moving_reference is None:
         models.append(copied)
     return models
 
 
 def choose_paths(trainer: Any) -> None:
-    """Those of policy and critic by the same rows on every rank; in a process by itself the first batch decides."""
+    """Those of policy, critic and reference by the same rows on every rank; in a process by itself the first batch decides."""
     rows = rows_to_check(trainer.prompts)
-    for model in (trainer.policy, trainer.inputs.value_model):
+    for model in (trainer.policy, trainer.inputs.value_model, _copied_reference(trainer)):
         if model is not None and model.choice is None and not getattr(model, "is_shared", False):
             model.choose_path(rows)
+
+
+def _copied_reference(trainer: Any) -> PolicyModel | None:
+    """The reference, where it is a model of its own."""
+    reference = trainer.reference
+    copied = reference.copy if isinstance(reference, ReferenceModel) else reference
+    return copied if isinstance(copied, PolicyModel) and copied is not trainer.policy else None
