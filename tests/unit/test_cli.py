@@ -25,7 +25,7 @@ OF_ONE_STAGE = "SETTINGS --output/-o --device --force --ignore-code --dry-run --
 # Every command with its arguments in capitals and its options: scripts depend on them, so a change here is a decision.
 COMMANDS = {
     "": "--version --debug",
-    "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --profile --quiet",
+    "run": "RECIPE OVERRIDES --from --until --force --ignore-code --dry-run --profile --launch --quiet",
     **dict.fromkeys(stages_with_commands(), OF_ONE_STAGE),
     "watch": "RUN --runs --port",
     "report": "RUN --runs",
@@ -33,8 +33,8 @@ COMMANDS = {
     "--draft --draft-tokens --keeps --compiled --device",
     "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --hashes --greedy --quiet --json",
     "methods": "NAME --json",
-    "validate": "RECIPE OVERRIDES --quick --json",
-    "plan": "RECIPE OVERRIDES --gpu --stage --json",
+    "validate": "RECIPE OVERRIDES --quick --launch --json",
+    "plan": "RECIPE OVERRIDES --gpu --stage --launch --json",
     "doctor": "RUN_DIR --quick --json",
     "lineage": "PATH --runs --trace --json",
     "debug kl": "POLICY REFERENCE SETTINGS --shown --device --json",

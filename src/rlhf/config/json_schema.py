@@ -39,6 +39,7 @@ ALSO_TAKES: Mapping[str, tuple[JsonSchemaValue, ...]] = {
     "settings_of_text": (TEXT,),
     "critic_from_text": (TEXT,),
     "_with_kind": (TEXT, SECTION),
+    "_with_launcher": (TEXT, SECTION),
     "kind_from_text": (TEXT,),
     "_to_list": (TEXT, SECTION),
     "_listed": (TEXT, SECTION),

@@ -135,6 +135,7 @@ class LaunchFile(BaseConfig):
     """What the file of `rlhf run --launch FILE` is checked as, under the key that it has in a recipe."""
 
     launch: LaunchSpec
+    """What the file holds."""
 
 
 def launch_of_file(path: Path | str) -> dict[str, Any]:

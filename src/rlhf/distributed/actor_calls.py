@@ -52,7 +52,17 @@ class Cluster(Protocol):
         """
         ...
 
-    def wait(self, calls: Sequence[Call], timeout_seconds: float) -> list[Call]:
+    @property
+    def num_nodes(self) -> int:
+        """Machines that are there."""
+        ...
+
+    @property
+    def object_store_bytes(self) -> int:
+        """Room for what ``put`` is given, on the smallest node; what is larger goes to disk, and is slow."""
+        ...
+
+    def wait(self, calls: Sequence[Any], timeout_seconds: float) -> list[Any]:
         """Those that can give their result; returns with the first of them, or when the time is up."""
         ...
 

@@ -198,7 +198,7 @@ class RayCluster:
         )  # fmt: skip
         return RayActor(ray, handle), RayCall(ray, handle.start.remote(*arguments))
 
-    def wait(self, calls: Sequence[RayCall], timeout_seconds: float) -> list[RayCall]:
+    def wait(self, calls: Sequence[Any], timeout_seconds: float) -> list[Any]:
         """Those that are done."""
         by_ref = {call.ref: call for call in calls}
         done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
@@ -303,7 +303,7 @@ def _signals_kept() -> Iterator[None]:
 
 def _take_over_messages() -> None:
     """Ray prints a paragraph to standard output for each actor that ends; a pool says the same in a line, as an alarm of the run."""
-    worker = importlib.import_module("ray._private.worker")
+    worker: Any = importlib.import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):  # no public switch turns it off (Ray 2.60)
         worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from rlhf.config.engines import EngineConfig
 from rlhf.config.launch import EnginePoolConfig
 from rlhf.config.policy import SamplingConfig
+from rlhf.distributed.actor_calls import Cluster
 from rlhf.distributed.actor_pool import ActorPool, Preparation
-from rlhf.distributed.ray_cluster import RayCluster
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.score import base_model
 from rlhf.rollout.engine_worker import AboutEngine, Held, SampledUnit
@@ -52,7 +52,7 @@ class PooledEngine:
 
     def __init__(
         self,
-        cluster: RayCluster,
+        cluster: Cluster,
         settings: EnginePoolConfig,
         policy: Any,
         config: EngineConfig,
@@ -301,7 +301,7 @@ def _check_of(sent: SentWeights) -> Callable[[Any], str | None]:
 
 
 def build_pooled(
-    cluster: RayCluster, settings: EnginePoolConfig, policy: Any, config: EngineConfig, *, autocast: Any = "none"
+    cluster: Cluster, settings: EnginePoolConfig, policy: Any, config: EngineConfig, *, autocast: Any = "none"
 ) -> PooledEngine:
     """The pool of these settings."""
     return PooledEngine(cluster, settings, policy, config, autocast=autocast)

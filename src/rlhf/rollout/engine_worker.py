@@ -115,7 +115,7 @@ class EngineWorker:
 
     def _read(self, sent: Sent) -> None:
         if isinstance(sent, str):
-            with safe_open(sent, framework="pt") as file, torch.no_grad():  # type: ignore[no-untyped-call]
+            with safe_open(sent, framework="pt") as file, torch.no_grad():
                 for name, parameter in self.changing.items():
                     parameter.copy_(file.get_tensor(name))
             return

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.config.launch import EnginePoolConfig
-from rlhf.distributed.ray_cluster import RayCluster
+from rlhf.distributed.actor_calls import Cluster
 from rlhf.errors import ConfigError, ModelError
 from rlhf.files import check_space, make_folder, storage_errors
 from rlhf.formatting import bytes_text
@@ -51,7 +51,7 @@ class WeightSender:
         notify: Called with a message where the object store is too small and a file is taken in its place.
     """
 
-    def __init__(self, cluster: RayCluster, settings: EnginePoolConfig, *, notify: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, settings: EnginePoolConfig, *, notify: Callable[[str], None]) -> None:
         self.cluster = cluster
         self.settings = settings
         self.notify = notify

@@ -20,7 +20,7 @@ from rlhf.pipeline.validate.functions import check_functions
 from rlhf.pipeline.validate.input_paths import check_places
 from rlhf.pipeline.validate.judge_review import check_judges
 from rlhf.pipeline.validate.judge_rewards import check_judge_rewards
-from rlhf.pipeline.validate.launch import check_launch
+from rlhf.pipeline.validate.launch_review import check_launch
 from rlhf.pipeline.validate.own_code import check_own_code
 from rlhf.pipeline.validate.references import check_references
 from rlhf.pipeline.validate.resources import check_resources

@@ -1,0 +1,206 @@
+"""A pool of engines is one engine: same samples, same promises, and no engine with other weights than the trainer's is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.config.engines import LocalEngineConfig
+from rlhf.config.launch import EnginePoolConfig
+from rlhf.config.policy import SamplingConfig
+from rlhf.errors import ConfigError, DataError, ModelError, TrainingError
+from rlhf.models.policy import PolicyModel
+from rlhf.rollout.engine_pool import PooledEngine
+from rlhf.rollout.engine_worker import EngineWorker, Held
+from rlhf.rollout.local import LocalEngine
+from rlhf.testing import ENGINE_CHECKS
+from tests.fixtures import toy
+from tests.fixtures.actors import DIE, FakeCluster
+from tests.unit.rollout.helpers import build_family, build_prompts
+
+PROMPTS = build_prompts((9, 2, 14, 5, 7, 3))
+ASKED: dict[str, Any] = {"num_samples": 3, "sampling": SamplingConfig(max_new_tokens=12), "seed": 1, "rollout_index": 0}
+
+
+def build(
+    policy: Any, cluster: FakeCluster | None = None, *, worker: str | None = None, **settings: Any
+) -> PooledEngine:
+    how = {} if worker is None else {"worker": f"{__name__}:{worker}"}
+    pool_settings = EnginePoolConfig(**{"replicas": 2, **settings})
+    return PooledEngine(cluster or FakeCluster(), pool_settings, policy, LocalEngineConfig(), **how)
+
+
+def tokens_of(groups: Any) -> list[list[list[int]]]:
+    return [[completion.tokens for completion in group] for group in groups]
+
+
+def logprobs_of(groups: Any) -> torch.Tensor:
+    return torch.tensor([number for group in groups for completion in group for number in completion.logprobs])
+
+
+@pytest.fixture
+def policy(tiny_tokenizer) -> PolicyModel:
+    return PolicyModel(build_family("llama"), tiny_tokenizer)
+
+
+@pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
+def test_a_pool_keeps_the_contract_of_an_engine(check, policy):
+    check(build(policy), build_prompts((9, 2, 14, 5)))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("way", ["object_store", "folder"])
+def test_completions_are_those_of_the_local_engine_over_several_versions(way, policy, tmp_path):
+    pool, local = build(policy, weights=way, folder=str(tmp_path)), LocalEngine(policy)
+    for version in range(3):
+        pool.load_weights(version)
+        local.load_weights(version)
+        ours, theirs = pool.generate(PROMPTS, **ASKED), local.generate(PROMPTS, **ASKED)
+        assert tokens_of(ours) == tokens_of(theirs)
+        torch.testing.assert_close(logprobs_of(ours), logprobs_of(theirs), rtol=0, atol=5e-6)
+        assert {completion.weight_version for group in ours for completion in group} == {version}
+        assert pool.fingerprint() == policy.fingerprint()
+        toy.change_weights(policy.model, by=0.1, seed=version)
+    pool.close()
+
+
+@pytest.mark.numeric
+def test_one_engine_is_given_the_whole_rollout_and_gives_the_same_bits(policy):
+    cluster = FakeCluster()
+    ours = build(policy, cluster, replicas=1).generate(PROMPTS, **ASKED)
+    assert ours == LocalEngine(policy).generate(PROMPTS, **ASKED)
+    assert [method for _, _, method, _ in cluster.asked].count("sample") == 1
+
+
+@pytest.mark.numeric
+def test_who_samples_a_unit_and_who_was_lost_changes_no_bit(policy):
+    def fate(replica, life, method, arguments):
+        return DIE if method == "sample" and life == 0 else None
+
+    peaceful = build(policy).generate(PROMPTS, **ASKED)
+    disturbed = build(policy, FakeCluster(fate))
+    assert disturbed.generate(PROMPTS, **ASKED) == peaceful
+    more = build(policy, replicas=5, prompts_per_unit=2)  # with two engines a unit had two prompts as well
+    assert more.generate(PROMPTS, **ASKED) == peaceful
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+def test_of_an_adapter_only_the_adapter_is_sent_again():
+    policy, cluster = toy.build_policy(lora=True), FakeCluster()
+    pool, local = build(policy, cluster), LocalEngine(policy)
+    for version in range(2):
+        with torch.no_grad():
+            for parameter in policy.trainable_parameters().values():
+                parameter += 0.1 * (version + 1)
+        pool.load_weights(version)
+        prompts = build_prompts((3, 5))
+        assert tokens_of(pool.generate(prompts, **ASKED)) == tokens_of(local.generate(prompts, **ASKED))
+    _, *sent = cluster.put_values
+    assert len(sent) == 2
+    assert all("lora" in name for weights in sent for name in weights)
+
+
+def test_the_same_weights_are_sent_once_and_the_new_version_is_acknowledged(policy):
+    cluster = FakeCluster()
+    pool = build(policy, cluster)
+    for version in (0, 5):
+        pool.load_weights(version)
+        assert pool.generate(PROMPTS, **ASKED)[0][0].weight_version == version
+    assert len(cluster.put_values) == 2, "the policy, and its weights"
+
+
+class Stale(EngineWorker):
+    """Says that it took weights which it did not take."""
+
+    def take(self, version: int, checksum: str, sent: Any) -> Held:
+        if version > 0:
+            return self._held
+        return super().take(version, checksum, sent)
+
+
+class Corrupt(EngineWorker):
+    """A bit is turned on the way."""
+
+    def take(self, version: int, checksum: str, sent: Any) -> Held:
+        name = next(iter(sent))
+        turned = sent[name].copy()
+        turned[0] ^= 1
+        return super().take(version, checksum, {**sent, name: turned})
+
+
+class Deaf(EngineWorker):
+    """Acknowledges what it was sent without looking at what it holds."""
+
+    def _read(self, sent: Any) -> None:
+        pass
+
+
+def build_stale(*arguments: Any) -> EngineWorker:
+    return Stale(*arguments)
+
+
+def build_corrupt(*arguments: Any) -> EngineWorker:
+    return Corrupt(*arguments)
+
+
+def build_deaf(*arguments: Any) -> EngineWorker:
+    return Deaf(*arguments)
+
+
+@pytest.mark.parametrize("worker", ["build_stale", "build_corrupt", "build_deaf"])
+def test_an_engine_with_other_weights_is_not_asked_and_named(worker, policy):
+    cluster = FakeCluster()
+    pool = build(policy, cluster, worker=worker, max_restarts=1)
+    pool.notify = lambda text: None
+    pool.load_weights(0)
+    if worker != "build_corrupt":
+        pool.generate(PROMPTS, **ASKED)
+    before = len(cluster.asked)
+    toy.change_weights(policy.model, by=0.1, seed=1)
+    pool.load_weights(1)
+    with pytest.raises(TrainingError, match=r"Replica . of the pool `engines` was given the weights of version 1"):
+        pool.generate(PROMPTS, **ASKED)
+    assert "sample" not in [method for _, _, method, _ in cluster.asked[before:]]
+
+
+def test_what_is_wrong_with_a_request_is_said_without_an_engine(policy):
+    cluster = FakeCluster()
+    pool = build(policy, cluster)
+    with pytest.raises(DataError, match="no tokens"):
+        pool.generate(build_prompts((0,)), **ASKED)
+    with pytest.raises(ConfigError, match="num_samples"):
+        pool.generate(PROMPTS, **{**ASKED, "num_samples": 0})
+    assert not cluster.lives
+
+
+def test_a_policy_that_cant_be_copied_is_refused_with_a_reason(policy):
+    policy.model.a_secret = lambda: None
+    with pytest.raises(ModelError, match=r"launch\.pools\.engines"):
+        build(policy).generate(PROMPTS, **ASKED)
+
+
+def test_where_the_object_store_is_too_small_weights_go_through_a_folder(policy, tmp_path):
+    cluster, said = FakeCluster(object_store_bytes=1000), []
+    pool = build(policy, cluster, folder=str(tmp_path))
+    pool.notify = said.append
+    for version in range(4):
+        toy.change_weights(policy.model, by=0.1, seed=version)
+        pool.load_weights(version)
+        pool.generate(PROMPTS, **ASKED)
+    assert pool.fingerprint() == policy.fingerprint()
+    assert not cluster.put_values
+    assert len(said) == 1
+    assert "object store" in said[0]
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.glob("weights-*.safetensors"))) == 2, "old ones are removed"
+    pool.close()
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_several_nodes_need_a_folder_that_all_of_them_see(policy):
+    cluster = FakeCluster()
+    cluster.num_nodes = 2
+    with pytest.raises(ConfigError, match=r"launch\.pools\.engines\.folder"):
+        build(policy, cluster, weights="folder").generate(PROMPTS, **ASKED)
