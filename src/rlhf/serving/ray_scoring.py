@@ -130,7 +130,7 @@ class RayScoring:
     def submit(
         self, scorer: ServedScorer, groups: Sequence[Group], *, client: str = "", is_part: bool = False
     ) -> Future[Tensor]:
-        """As ``ScoringEngine.submit``."""
+        """Send rows that fit the model to a replica; arguments, result and errors are those of ``ScoringEngine.submit``."""
         tokens = sum(group.num_tokens for group in groups)
         with self._changed:
             if self._draining:

@@ -59,7 +59,9 @@ class ScoreReplica:
         self.score.set_max_batch_size(max_tokens)
         self.score.set_batch_wait_timeout_s(batch_wait_seconds)
 
-    @serve.batch(max_batch_size=UNLIMITED, batch_size_fn=lambda requests: _batch_tokens(requests))
+    @serve.batch(  # type: ignore[untyped-decorator]
+        max_batch_size=UNLIMITED, batch_size_fn=lambda requests: _batch_tokens(requests)
+    )
     async def score(self, requests: list[list[Group]]) -> list[Outputs]:
         """What the model says of each request's rows. Where the pass of all fails, each has its own, so that only those fail that are to
         blame."""

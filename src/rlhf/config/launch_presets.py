@@ -1,0 +1,38 @@
+"""Launch sections that have a name: `launch: standard`, or `launch: {preset: standard, address: auto}` to change some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PRESET = "preset"
+"""The key that names one."""
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "standard": {
+        "launcher": "ray",
+        "placement": "colocated",
+        "pools": {
+            "engines": {"replicas": 4, "gpus": 0.4},
+            "reward": {"replicas": 2, "gpus": 0.2},
+            "reference": {"replicas": 2, "gpus": 0.2},
+        },
+    },
+}
+"""Name -> the section. `standard`: four engines, two copies of the rewards and two of the reference, on four GPUs of which an engine has 0.4 and
+each of the others 0.2; the process that trains has one of its own."""
+
+
+def with_preset(value: Any) -> Any:
+    """A section with what its preset says, where it names one; its own keys count.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    if isinstance(value, str):
+        return PRESETS.get(value, value)
+    if not isinstance(value, Mapping) or PRESET not in value:
+        return value
+    name = value[PRESET]
+    if name not in PRESETS:
+        raise ValueError(f"{PRESET} {name!r} is none of: {', '.join(PRESETS)}")
+    return {**PRESETS[name], **{key: own for key, own in value.items() if key != PRESET}}
