@@ -18,8 +18,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""Name -> the section. `standard`: four engines, two copies of the rewards and two of the reference, on four GPUs of which an engine has 0.4 and
-each of the others 0.2; the process that trains has one of its own."""
+"""Name -> the section. `standard`: four engines with 0.4 of a GPU each, and two copies each of the rewards and of the reference with 0.2."""
 
 
 def with_preset(value: Any) -> Any:
