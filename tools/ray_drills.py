@@ -1,0 +1,508 @@
+"""Engines in Ray's actors are killed, stopped, given wrong weights and no room; what the run does, and within how many seconds.
+
+    python tools/ray_drills.py                                  every drill, about six minutes
+    python tools/ray_drills.py --only engine_killed --write docs/results/ray_drills.md
+
+Each drill is either a run of `recipes/cluster_ppo.yaml` in short, to whose processes something is done from outside, or a pool of
+engines in this process. "Same bits" compares every file and every metric of the stage `ppo` with the run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+
+RECIPE = "recipes/cluster_ppo.yaml"
+SHORT = (
+    "stages.sft.max_steps=20", "stages.preferences.num_pairs=100", "stages.reward.epochs=1", "stages.ppo.rollouts=4",
+    "stages.ppo.prompts_per_rollout=64", "device=cpu", "launch.pools.engines.cpus=0.5",
+)  # fmt: skip
+"""Of the recipe, so that a run takes seconds."""
+MARK = "RLHF_RAY_DRILL"
+"""Environment variable that tells the processes of one drill from everyone else's."""
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one drill."""
+
+    what: str
+    """That was done."""
+    became: str
+    seconds: float
+    measured: str
+    """From what to what the seconds are."""
+    good: bool
+
+
+class DrillRun:
+    """The recipe in a process, and the processes that Ray started for it."""
+
+    def __init__(self, work: Path, name: str, *settings: str) -> None:
+        self.folder = work / name / "cluster_ppo"
+        if not self.folder.exists():
+            shutil.copytree(prepared(work), self.folder)
+        self.mark = uuid.uuid4().hex
+        self.console = work / f"{name}.log"
+        command = [
+            sys.executable,
+            "-m",
+            "rlhf",
+            "run",
+            RECIPE,
+            "--until",
+            "ppo",
+            *SHORT,
+            *settings,
+            f"output_dir={work / name}",
+        ]
+        with self.console.open("ab") as out:
+            self.process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,
+                env={**os.environ, MARK: self.mark},
+            )
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Of the stage `ppo`."""
+        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row for row in rows if row.get("stage") == "ppo" and row["event"] == kind]
+
+    def processes(self, *, busy: bool = False) -> list[int]:
+        """Numbers of the actors' processes; only those that answer a call, where ``busy``."""
+        return [number for number, title in marked(self.mark) if title.startswith("ray::Host" + ("." if busy else ""))]
+
+    def scored(self) -> list[dict[str, Any]]:
+        """Rollouts that were learned from."""
+        return [event for event in self.events("metrics") if "ppo/score_mean" in event["metrics"]]
+
+    def wait_for_rollout(self, count: int) -> int:
+        """Until so many rollouts were learned from and an engine samples the next; that engine's process."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if len(self.scored()) >= count and (busy := self.processes(busy=True)):
+                return busy[0]
+            time.sleep(0.005)
+        raise SystemExit(f"no engine sampled rollout {count}; see {self.console}")
+
+    def finish(self) -> tuple[int, str]:
+        """Exit code, and what was printed."""
+        code = self.process.wait(PATIENCE_SECONDS)
+        return code, self.console.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_alarm(self) -> float:
+        """Seconds until the log has an alarm about the pool."""
+        began = time.monotonic()
+        while time.monotonic() - began < PATIENCE_SECONDS and self.process.poll() is None:
+            if any("pool `engines`" in str(event.get("message")) for event in self.events("alarm")):
+                return time.monotonic() - began
+            time.sleep(0.01)
+        raise SystemExit(f"no alarm came; see {self.console}")
+
+
+def marked(mark: str) -> list[tuple[int, str]]:
+    """(number, title) of the processes that live with this mark in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                    found.append(
+                        (
+                            int(folder.name),
+                            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"),
+                        )
+                    )
+    return found
+
+
+def wait_until_gone(mark: str) -> float:
+    """Seconds until no process of a drill lives."""
+    began = time.monotonic()
+    while marked(mark):
+        if time.monotonic() - began > PATIENCE_SECONDS:
+            raise SystemExit(f"left behind: {marked(mark)}")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def prepared(work: Path) -> Path:
+    """A run folder whose stages before `ppo` are done; made once."""
+    folder = work / "prepared" / "cluster_ppo"
+    if not folder.exists():
+        command = [sys.executable, "-m", "rlhf", "run", RECIPE, "--until", "reward", "--quiet", *SHORT]
+        subprocess.run([*command, f"output_dir={work / 'prepared'}"], cwd=ROOT, check=True)
+    return folder
+
+
+def undisturbed(work: Path) -> Path:
+    """The folder of the run that nobody disturbs; made once."""
+    folder = work / "peace" / "cluster_ppo"
+    if not (folder / "ppo" / "artifact.json").exists():
+        code, said = DrillRun(work, "peace").finish()
+        if code:
+            raise SystemExit(said)
+    return folder
+
+
+def bits(folder: Path) -> tuple[dict[str, str], list[Any]]:
+    """Hashes of the files of the stage `ppo`, and its metrics."""
+    artifact = json.loads((folder / "ppo" / "artifact.json").read_text(encoding="utf-8"))
+    rows = map(json.loads, (folder / "events.jsonl").read_text(encoding="utf-8").splitlines())
+    return artifact["files"], [
+        (row["step"], row["metrics"]) for row in rows if (row["event"], row["stage"]) == ("metrics", "ppo")
+    ]
+
+
+def same_bits(run: DrillRun, work: Path) -> str:
+    """In words; empty where they differ."""
+    code, _ = run.finish()
+    return "same bits" if code == 0 and bits(run.folder) == bits(undisturbed(work)) else ""
+
+
+def engine_killed(work: Path) -> Outcome:
+    """SIGKILL in the middle of a rollout, after weights were changed."""
+    undisturbed(work)
+    run = DrillRun(work, "engine_killed")
+    os.kill(run.wait_for_rollout(2), signal.SIGKILL)
+    seconds = run.wait_for_alarm()
+    same = same_bits(run, work)
+    return Outcome(
+        "an engine is killed (SIGKILL) while it samples rollout 3",
+        f"named, replaced; {same or 'OTHER BITS'}",
+        seconds,
+        "kill to alarm",
+        bool(same),
+    )
+
+
+def engine_hangs(work: Path) -> Outcome:
+    """SIGSTOP: the process lives and does not answer, and its work is given to nobody else before its time is up."""
+    undisturbed(work)
+    settings = ("launch.pools.engines.timeout_seconds=5", "launch.pools.engines.reissue_after=null")
+    run = DrillRun(work, "engine_hangs", *settings)
+    os.kill(run.wait_for_rollout(2), signal.SIGSTOP)
+    seconds = run.wait_for_alarm()
+    same = same_bits(run, work)
+    return Outcome(
+        "an engine hangs (SIGSTOP), `timeout_seconds: 5`, `reissue_after: null`",
+        f"named, replaced; {same or 'OTHER BITS'}",
+        seconds,
+        "stop to alarm",
+        bool(same),
+    )
+
+
+def engine_is_slow(work: Path) -> Outcome:
+    """SIGSTOP for longer than the run takes: its work is given to the other engine."""
+    undisturbed(work)
+    run = DrillRun(work, "engine_is_slow")
+    stopped = run.wait_for_rollout(2)
+    os.kill(stopped, signal.SIGSTOP)
+    before, began = len(run.scored()), time.monotonic()
+    while len(run.scored()) == before and run.process.poll() is None:
+        time.sleep(0.01)
+    seconds = time.monotonic() - began
+    same = same_bits(run, work)
+    return Outcome(
+        "an engine stands still (SIGSTOP), `timeout_seconds: 600`",
+        f"its unit is given to the other engine; {same or 'OTHER BITS'}",
+        seconds,
+        "stop to the end of the rollout",
+        bool(same) and seconds < 60,
+    )
+
+
+def engines_keep_dying(work: Path) -> Outcome:
+    """Whatever starts is killed as soon as it is asked something."""
+    run = DrillRun(work, "engines_keep_dying", "launch.pools.engines.max_restarts=2")
+    run.wait_for_rollout(1)
+    began = time.monotonic()
+    while run.process.poll() is None and time.monotonic() - began < PATIENCE_SECONDS:
+        for number in run.processes(busy=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    code, said = run.finish()
+    good = code == 6 and "in a row" in said and not marked(run.mark)
+    return Outcome(
+        "every engine is killed again and again, `max_restarts: 2`",
+        f"ends with exit code {code}, the cause and a checkpoint",
+        seconds,
+        "first kill to end",
+        good,
+    )
+
+
+def trainer_stopped(work: Path) -> Outcome:
+    """SIGTERM, and the same command again."""
+    undisturbed(work)
+    run = DrillRun(work, "trainer_stopped")
+    run.wait_for_rollout(2)
+    run.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    code, _ = run.finish()
+    wait_until_gone(run.mark)
+    seconds = time.monotonic() - began
+    same = same_bits(DrillRun(work, "trainer_stopped"), work)
+    return Outcome(
+        "the run is asked to stop (SIGTERM), then started again",
+        f"exit code {code}, no process left; {same or 'OTHER BITS'}",
+        seconds,
+        "signal to last process gone",
+        code == 75 and bool(same),
+    )
+
+
+def trainer_killed(work: Path) -> Outcome:
+    """SIGKILL leaves nobody who could tidy up."""
+    undisturbed(work)
+    run = DrillRun(work, "trainer_killed")
+    run.wait_for_rollout(2)
+    run.process.kill()
+    run.process.wait()
+    seconds = wait_until_gone(run.mark)
+    same = same_bits(DrillRun(work, "trainer_killed"), work)
+    return Outcome(
+        "the process that trains is killed (SIGKILL), then started again",
+        f"no process left; {same or 'OTHER BITS'}",
+        seconds,
+        "kill to last process gone",
+        bool(same),
+    )
+
+
+def placement_impossible(work: Path) -> Outcome:
+    """More GPUs than there are: nothing is written but an empty folder."""
+    run = DrillRun(
+        work,
+        "placement_impossible",
+        "launch.pools.engines.gpus=64",
+        "launch.address=null",
+        "launch.placement_timeout_seconds=5",
+    )
+    began = time.monotonic()
+    code, said = run.finish()
+    seconds = time.monotonic() - began
+    good = code == 2 and "GPU" in said
+    return Outcome(
+        "pools need 64 GPUs for each engine",
+        f"exit code {code}; says what is asked and what there is",
+        seconds,
+        "start of the command to its end",
+        good,
+    )
+
+
+@contextlib.contextmanager
+def engines(worker: str | None = None, *, hidden: int = 0, **launch: Any) -> Iterator[tuple[Any, Any]]:
+    """A pool of engines over the embedded model, or a random one of this width, and its policy."""
+    from rlhf.config.engines import LocalEngineConfig
+    from rlhf.config.launch import RayLaunchConfig
+    from rlhf.distributed.ray_cluster import RayCluster
+    from rlhf.models.policy import PolicyModel
+    from rlhf.rollout.engine_pool import WORKER, PooledEngine
+
+    policy = PolicyModel.from_pretrained("embedded")
+    if hidden:
+        from transformers import AutoModelForCausalLM
+
+        config = policy.model.config
+        config.update(
+            {
+                "hidden_size": hidden,
+                "intermediate_size": 4 * hidden,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 8,
+                "head_dim": hidden // 8,
+            }
+        )
+        policy = PolicyModel(AutoModelForCausalLM.from_config(config).eval(), policy.tokenizer)
+    settings = RayLaunchConfig(
+        **{"launcher": "ray", "pools": {"engines": {"replicas": 2, "cpus": 0.5, "max_restarts": 1}}, **launch}
+    )
+    cluster = RayCluster(settings)
+    assert settings.pools.engines is not None
+    pool = PooledEngine(cluster, settings.pools.engines, policy, LocalEngineConfig(), worker=worker or WORKER)
+    try:
+        cluster.open()
+        yield pool, policy
+    finally:
+        pool.close()
+        cluster.close()
+
+
+def sample(pool: Any, policy: Any, *, count: int = 16, max_new_tokens: int = 16) -> list[Any]:
+    """Completions of a few prompts."""
+    from rlhf.config.policy import SamplingConfig
+    from rlhf.data.contracts import Prompt
+
+    texts = [f"What is number {number}?" for number in range(count)]
+    prompts = [Prompt(text, policy.tokenizer(text)["input_ids"], text) for text in texts]
+    groups: list[Any] = pool.generate(
+        prompts, num_samples=2, sampling=SamplingConfig(max_new_tokens=max_new_tokens), seed=1, rollout_index=0
+    )
+    return groups
+
+
+def change(policy: Any, *, seed: int) -> None:
+    """Move all weights a little."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+
+
+def build_corrupt(*arguments: Any) -> Any:
+    """An engine to which every set of weights but the first arrives with a turned bit."""
+    from rlhf.rollout.engine_worker import EngineWorker
+
+    class Corrupt(EngineWorker):
+        def take(self, version: int, checksum: str, sent: Any) -> Any:
+            if version > 0 and not isinstance(sent, str):
+                name = next(iter(sent))
+                turned = sent[name].copy()
+                turned[0] ^= 1
+                sent = {**sent, name: turned}
+            return super().take(version, checksum, sent)
+
+    return Corrupt(*arguments)
+
+
+def weights_corrupt(work: Path) -> Outcome:
+    """What an engine computes of its memory is not what was sent."""
+    from rlhf.errors import TrainingError
+
+    with engines("tools.ray_drills:build_corrupt") as (pool, policy):
+        pool.notify = lambda text: None
+        pool.load_weights(0)
+        sample(pool, policy)
+        change(policy, seed=1)
+        began = time.monotonic()
+        pool.load_weights(1)
+        try:
+            sample(pool, policy)
+            said = ""
+        except TrainingError as err:
+            said = str(err)
+        seconds = time.monotonic() - began
+    return Outcome(
+        "a bit of the weights turns on the way to every engine, `max_restarts: 1`",
+        "no prompt is asked; both replaced, then ends and names engine, version and checksums",
+        seconds,
+        "push to end",
+        "acknowledged version 1" in said,
+    )
+
+
+def store_too_small(work: Path) -> Outcome:
+    """Weights of 100 MiB and more, and an object store of 80 MiB."""
+    from rlhf.rollout.local import LocalEngine
+
+    with engines(hidden=1024, object_store_gib=0.08) as (pool, policy):
+        said: list[str] = []
+        pool.notify = said.append
+        size = sum(parameter.nbytes for parameter in policy.parameters())
+        began = time.monotonic()
+        ours = sample(pool, policy, count=4)
+        seconds = time.monotonic() - began
+        theirs = sample(LocalEngine(policy), policy, count=4)
+    same = [[c.tokens for c in group] for group in ours] == [[c.tokens for c in group] for group in theirs]
+    good = same and len(said) == 1 and "object store" in said[0]
+    return Outcome(
+        f"weights of {size / 2**20:.0f} MiB, object store of {0.08 * 1024:.0f} MiB",
+        "says so, goes through files; same tokens as the local engine",
+        seconds,
+        "start of the engines to their completions",
+        good,
+    )
+
+
+DRILLS: dict[str, Callable[[Path], Outcome]] = {
+    drill.__name__: drill
+    for drill in (
+        engine_killed, engine_hangs, engine_is_slow, engines_keep_dying, weights_corrupt, store_too_small, placement_impossible,
+        trainer_stopped, trainer_killed,
+    )
+}  # fmt: skip
+
+
+def page(outcomes: Sequence[tuple[str, Outcome]], command: str) -> str:
+    """The table."""
+    from importlib import metadata
+
+    from rlhf.pipeline.manifest import _cpu_name
+
+    lines = [
+        "# Engines in Ray's actors: what happens when something dies",
+        "",
+        "<!-- written by tools/ray_drills.py; do not edit by hand -->",
+        "",
+        f"Made by `{command}` on {_cpu_name()}, {os.cpu_count()} cores that other programs used as well; "
+        f"Ray {metadata.version('ray')}, torch {metadata.version('torch')}, Python {platform.python_version()}.",
+        "",
+        "Runs are `recipes/cluster_ppo.yaml` in short (two engines, four rollouts). Same bits: every file and metric of the stage `ppo` is that of",
+        "the run that nobody disturbed.",
+        "",
+        "| drill | done | became | seconds | measured |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one in outcomes:
+        became = one.became if one.good else f"NOT AS IT SHOULD BE: {one.became}"
+        lines.append(f"| `{name}` | {one.what} | {became} | {one.seconds:.1f} | {one.measured} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run drills and print or write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(DRILLS), default=list(DRILLS))
+    parser.add_argument("--write", type=Path)
+    chosen = parser.parse_args()
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen.only:
+            outcome = DRILLS[name](Path(folder))
+            print(f"{name}: {'good' if outcome.good else 'BAD'}, {outcome.seconds:.1f} s: {outcome.became}", flush=True)
+            outcomes.append((name, outcome))
+    only = "" if chosen.only == list(DRILLS) else f" --only {' '.join(chosen.only)}"
+    write = f" --write {chosen.write}" if chosen.write else ""
+    text = page(outcomes, f"python tools/ray_drills.py{only}{write}")
+    if chosen.write:
+        chosen.write.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    if not all(outcome.good for _, outcome in outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
