@@ -72,6 +72,12 @@ def serve(
         Path | None,
         typer.Option(help="The evaluation set, such as `rlhf generate` writes it: alarms where traffic is unlike it."),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            help="Reward models score in so many replicas of Ray Serve each; ray.cpus=2 ray.gpus=0.25 size them.", min=1
+        ),
+    ] = None,
     traces: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +107,8 @@ def serve(
     from rlhf.web.server_settings import WebSettings, is_loopback
 
     named = {"engine": {"kind": engine}} if engine is not None else {}
-    config = ServingConfig.of(apply_overrides(named, settings or []))
+    own = [] if replicas is None else [f"ray.replicas={replicas}"]
+    config = ServingConfig.of(apply_overrides(named, [*(settings or []), *own]))
     for _, why, kind in config.engine.missing():
         raise kind(why)
     web = WebSettings(host=host, port=port, public_url=public_url)
@@ -217,7 +224,7 @@ def _serve(
             app.state.routes.share(name, of)
         web = web.model_copy(update={"port": server.getsockname()[1]})
         for name, (model, version) in app.state.routes.models().items():
-            print(_told(name, model, version))
+            print(_told(name, model, version, config))
         for name, of in app.state.routes.shares().items():
             print(f"{name}: " + ", ".join(f"{percentage(share)} {other}" for other, share in of.items()))
         if feedback is not None:
@@ -238,11 +245,14 @@ def _serve(
     print("Stopped.")
 
 
-def _told(name: str, model: Served, version: int | None) -> str:
+def _told(name: str, model: Served, version: int | None, config: ServingConfig) -> str:
     """A line, or two, on a model that is ready."""
     of_registry = f", version {version}" if version is not None else ""
     tokens = f"{model.context:,} tokens" if model.context is not None else "no limit of tokens"
-    line = f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {tokens} ({model.how})"
+    how = model.how
+    if config.ray is not None and model.kind != "policy":
+        how += f", in {config.ray.replicas} replica{'s' if config.ray.replicas > 1 else ''} of Ray Serve"
+    line = f"{name}: {model.source}{of_registry}, weights {model.fingerprint[:10]}, {tokens} ({how})"
     if model.tokenizer.chat_template:
         return line
     if model.kind == "policy":

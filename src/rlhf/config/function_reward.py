@@ -26,6 +26,11 @@ class FunctionRewardConfig(RewardBase):
     timeout_seconds: float = Field(60.0, gt=0)
     """A call that takes longer is killed, with an error."""
 
+    @property
+    def in_actors(self) -> bool:
+        """Unless it is to be called in the process that trains."""
+        return not self.in_process
+
     @field_validator("function")
     @classmethod
     def _names_a_function(cls, text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf.config.base import BaseConfig, FilePath
+from rlhf.config.launch_presets import with_preset
 from rlhf.config.yaml_text import read_yaml
 
 LAUNCHER = "launcher"
@@ -82,11 +83,25 @@ class EnginePoolConfig(PoolConfig):
     null for never."""
 
 
+class RewardPoolConfig(PoolConfig):
+    """Actors that each have all rewards of a stage which take time: reward models, functions, programs that are run."""
+
+    completions_per_unit: int = Field(32, ge=1)
+    """Completions that an actor is given at a time, those of one prompt together. A reward model's scores depend on it by rounding, and a
+    function sees so many in one call."""
+    reissue_after: float | None = Field(None, gt=1)
+    """A unit that takes so many times as long as its length lets expect is given to an idle actor, too; null for never."""
+
+
 class PoolsConfig(BaseConfig):
     """Pools by role; what has no pool is done by the process that trains."""
 
     engines: EnginePoolConfig | None = None
     """Sample the completions of stages that learn from them."""
+    reward: RewardPoolConfig | None = None
+    """Score the completions of stages that learn from them."""
+    reference: PoolConfig | None = None
+    """Hold a frozen reference, and give its log-probabilities of a rollout's micro-batches."""
 
     def by_role(self) -> dict[str, PoolConfig]:
         """Those that are asked for."""
@@ -120,7 +135,8 @@ class RayLaunchConfig(BaseConfig):
 
 
 def _with_launcher(value: Any) -> Any:
-    """A plain word stands for the launcher of that name with its defaults."""
+    """A plain word stands for a preset, or for the launcher of that name with its defaults."""
+    value = with_preset(value)
     if isinstance(value, str):
         return {LAUNCHER: value}
     return {LAUNCHER: "local", **value} if isinstance(value, Mapping) else value

@@ -22,6 +22,11 @@ class CombinedRewardConfig(RewardBase):
     std_coef: float = Field(1.0, ge=0)
     """Weight of the deviation between the members in `mean_minus_std`."""
 
+    @property
+    def in_actors(self) -> bool:
+        """A model takes time."""
+        return True
+
     @model_validator(mode="after")
     def _weighs_something(self) -> Self:
         # compared with the default: a resolved recipe writes every setting out, and must be readable again
@@ -69,6 +74,11 @@ class ProcessRewardConfig(RewardBase):
     """`stage:NAME` of a `prm` stage, or a folder that one left."""
     aggregate: Literal["min", "product", "mean", "last"] | None = None
     """How the probabilities of steps become one number; what the model was trained with by default."""
+
+    @property
+    def in_actors(self) -> bool:
+        """A model takes time."""
+        return True
 
     def models_asked(self) -> list[tuple[str, str]]:
         """The one that it is."""

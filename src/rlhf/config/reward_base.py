@@ -43,6 +43,11 @@ class RewardBase(Kind):
         """Whether a completion has a score only next to others of its prompt."""
         return False
 
+    @property
+    def in_actors(self) -> bool:
+        """Whether a pool `reward` of a recipe's `launch` computes it: what takes time, and keeps nothing in the stage's folder."""
+        return False
+
     def models_asked(self) -> list[tuple[str, str]]:
         """Key and source of every reward model that it asks."""
         return []

@@ -18,6 +18,25 @@ LOCAL_ONLY = {
 """Settings that vLLM does not take, and what to do in their place."""
 
 
+class RayServeConfig(BaseConfig):
+    """Reward models in replicas of Ray Serve."""
+
+    replicas: int = Field(1, ge=1)
+    """Of each reward model."""
+    cpus: float = Field(1.0, ge=0)
+    """Cores of each replica, as Ray counts them; also its threads of torch, at least one."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs of each replica; below 1 it shares one with others. With 0 it computes on the CPU."""
+    memory_gib: float | None = Field(None, gt=0)
+    """Memory of each replica, as Ray counts it; Ray does not hold a replica to it."""
+    address: str | None = None
+    """Of a running cluster: `HOST:PORT`, or `auto` for the one of this machine; null to start one here that ends with the server."""
+    batch_wait_seconds: float = Field(0.005, ge=0)
+    """How long a replica that has nothing to do waits for more rows than the first request's."""
+    start_timeout_seconds: float = Field(300.0, gt=0)
+    """For all replicas of a model to be ready."""
+
+
 class ServingConfig(BaseConfig):
     """Limits and choices of a server."""
 
@@ -37,6 +56,8 @@ class ServingConfig(BaseConfig):
     """Tokens that a reward model reads in one forward pass, for all requests together."""
     max_waiting_score_tokens: int = Field(1_048_576, ge=1)
     """Tokens of requests for scores that wait; where some wait, one that brings more is refused with status 429."""
+    ray: RayServeConfig | None = None
+    """Score with replicas of Ray Serve; null to score in the server's own process."""
     context_length: int | None = Field(None, ge=2)
     """Most tokens of a prompt with its completion; null for what the model was made for."""
     products: Literal["float32", "bfloat16"] = "float32"

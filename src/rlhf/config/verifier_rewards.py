@@ -52,6 +52,11 @@ class MathRewardConfig(VerifierBase):
     timeout_seconds: float = Field(5.0, gt=0)
     """For one completion, which counts 0 when it takes longer."""
 
+    @property
+    def in_actors(self) -> bool:
+        """Expressions may take as long as they are allowed to."""
+        return True
+
 
 class PatternRewardConfig(RewardBase):
     """1 for a completion in which a regular expression is found."""
@@ -119,3 +124,8 @@ class CodeRewardConfig(RewardBase):
     """What a test may say."""
     workers: int = Field(0, ge=0)
     """Programs at a time; 0 for as many as there are processors, at most 8."""
+
+    @property
+    def in_actors(self) -> bool:
+        """Programs take time."""
+        return True

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 RewardFunction = Callable[..., Any]
 """Of the standard signature, see ``rlhf.rewards``; or a class of scorers."""
+BuildsElsewhere = Callable[[Sequence[RewardBase], RewardContext], Sequence[Scorer]]
+"""Makes a scorer of each settings, whose weight is left to others."""
 
 
 class RewardTable(NamedTable["str | RewardFunction"]):
@@ -92,6 +94,7 @@ def build_reward(
     tokenizer: PreTrainedTokenizerBase | None = None,
     on_error: OnError = "raise",
     folder: Path | None = None,
+    pool: BuildsElsewhere | None = None,
 ) -> Scorer:
     """A scorer of one or several settings.
 
@@ -102,6 +105,8 @@ def build_reward(
         on_error: ``report`` puts samples that could not be judged into the result's ``errors`` instead of raising; what
             keeps a judge from working at all is raised even then.
         folder: Of the stage, where a reward may keep what a later attempt should find; None outside of a run.
+        pool: Builds, in actors, what takes time (``RewardBase.in_actors``), such as ``rlhf.rewards.reward_pool.pooled_rewards`` of a
+            cluster; None to compute everything in this process.
 
     Returns:
         One judge as it is, or the weighted sum.
@@ -115,7 +120,7 @@ def build_reward(
         _validated(spec) for spec in (specs if isinstance(specs, Sequence) and not isinstance(specs, str) else [specs])
     ]
     context = RewardContext(tokenizer, on_error, folder)
-    scorers = [_debiased(_builder(spec)(spec, context), spec) for spec in configs]
+    scorers = [_debiased(scorer, spec) for scorer, spec in zip(_built(configs, context, pool), configs, strict=True)]
     if len(configs) == 1 and configs[0].weight == 1 and not configs[0].normalize:
         return scorers[0]
     return CompositeReward(
@@ -125,6 +130,13 @@ def build_reward(
         ],
         on_error=on_error,
     )
+
+
+def _built(configs: Sequence[Any], context: RewardContext, pool: BuildsElsewhere | None) -> list[Scorer]:
+    """A scorer of each, without weight: in actors where there is a pool for it, else in this process."""
+    apart = [spec for spec in configs if pool is not None and spec.in_actors]
+    pooled = iter(pool(apart, context) if pool is not None and apart else ())
+    return [next(pooled) if spec in apart else _builder(spec)(spec, context) for spec in configs]
 
 
 def as_scorer(reward: Any, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Scorer:

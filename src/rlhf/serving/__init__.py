@@ -10,7 +10,7 @@ feedback_routes    what users say of completions, by the completion's id
 chat_page          the page to talk to a model
 model_routes       which weights answer to which name, and how they change
 scheduler          the thread that samples for all requests at once
-score_batching     the thread that scores for all requests at once
+score_batching     the thread that scores for all requests at once; ray_scoring: replicas of Ray Serve (score_replica) that do
 served_search      searches in threads of their own
 live_sampler       the engine of a search: its requests join the live batch
 live_batch         the rows of one model: requests join and leave between two decoding steps

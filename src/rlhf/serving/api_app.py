@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ from rlhf.serving.model_routes import ModelRoutes, Served, Source
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.request_traces import RequestTraces
 from rlhf.serving.scheduler import ServingEngine
-from rlhf.serving.score_batching import ScoringEngine
+from rlhf.serving.score_batching import Scoring, ScoringEngine
 from rlhf.serving.served_model import ServedModel
 from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
@@ -102,7 +102,8 @@ def create_app(
     config = config or ServingConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
     metrics, inbox = ServingMetrics(), Inbox()
 
-    routes = ModelRoutes(partial(_load, config), metrics)
+    scoring, deploy = _scoring(config, metrics)
+    routes = ModelRoutes(partial(_load, config, deploy=deploy), metrics)
     for name, source in (models or {str(model_path): Source(str(model_path))}).items():
         routes.add(name, source)
     engine = ServingEngine(
@@ -110,9 +111,6 @@ def create_app(
         max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
         timeout_seconds=config.request_timeout_seconds,
     )  # fmt: skip
-    scoring = ScoringEngine(
-        metrics, max_waiting=config.max_concurrent_requests, max_waiting_tokens=config.max_waiting_score_tokens
-    )
     _watch(metrics, engine, scoring, routes)
     live = None
     if reward is not None or reference is not None:
@@ -185,14 +183,34 @@ def create_app(
     return app
 
 
-def _load(config: ServingConfig, source: str, replaced: Served | None = None) -> Served:
-    """A model of any kind, in the place of another or beside all."""
+def _scoring(config: ServingConfig, metrics: ServingMetrics) -> tuple[Scoring, Callable[[ServedScorer], None] | None]:
+    """Who scores, and what starts the replicas of a model where that is Ray Serve."""
+    if config.ray is None:
+        waiting, tokens = config.max_concurrent_requests, config.max_waiting_score_tokens
+        return ScoringEngine(metrics, max_waiting=waiting, max_waiting_tokens=tokens), None
+    from rlhf.serving.ray_scoring import RayScoring  # here: few servers ask for it
+
+    replicas = RayScoring(metrics, config)
+    return replicas, replicas.deploy
+
+
+def _load(
+    config: ServingConfig,
+    source: str,
+    replaced: Served | None = None,
+    *,
+    deploy: Callable[[ServedScorer], None] | None = None,
+) -> Served:
+    """A model of any kind, in the place of another or beside all; a reward model that is deployed computes elsewhere."""
     kind = model_kind(model_source(source))
     if kind != "policy":
-        is_process = kind == "process_reward"
-        return ServedScorer.load(
-            source, is_process=is_process, device=config.device, max_tokens=config.score_batch_tokens
-        )
+        scorer = ServedScorer.load(
+            source, is_process=kind == "process_reward", device="cpu" if deploy else config.device,
+            max_tokens=config.score_batch_tokens,
+        )  # fmt: skip
+        if deploy is not None:
+            deploy(scorer)
+        return scorer
     if config.engine.kind == "vllm":
         from rlhf.serving.served_vllm import ServedVLLM
 
@@ -223,7 +241,7 @@ def _live_traffic(
 
 
 def _stop(
-    searches: SearchRunner, engine: ServingEngine, scoring: ScoringEngine, routes: ModelRoutes, seconds: float
+    searches: SearchRunner, engine: ServingEngine, scoring: Scoring, routes: ModelRoutes, seconds: float
 ) -> None:
     """Take no more requests, and let those that are there end for so long; searches need the two others."""
     limit = time.monotonic() + seconds
@@ -233,7 +251,7 @@ def _stop(
     routes.close()
 
 
-def _watch(metrics: ServingMetrics, engine: ServingEngine, scoring: ScoringEngine, routes: ModelRoutes) -> None:
+def _watch(metrics: ServingMetrics, engine: ServingEngine, scoring: Scoring, routes: ModelRoutes) -> None:
     """Numbers that are looked up when they are asked for."""
 
     def models() -> list[ServedPolicy]:

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,34 @@ from rlhf.serving.scheduler import ClosedError, QueueFullError
 from rlhf.serving.served_scorer import ServedScorer
 
 log = logging.getLogger(__name__)
+
+
+class Scoring(Protocol):
+    """Who scores the rows of requests: this process's thread, or replicas elsewhere (``rlhf.serving.ray_scoring``)."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are in the queue."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose rows are being read."""
+        ...
+
+    def start(self) -> None:
+        """Begin to answer."""
+        ...
+
+    def submit(
+        self, scorer: ServedScorer, groups: Sequence[Group], *, client: str = "", is_part: bool = False
+    ) -> Future[Tensor]:
+        """Queue rows that fit the model; see ``ScoringEngine.submit``."""
+        ...
+
+    def stop(self, seconds: float) -> bool:
+        """Take no more, wait for what is there, and end; tells whether all was scored in time."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

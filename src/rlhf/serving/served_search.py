@@ -30,7 +30,7 @@ from rlhf.serving.inbox import Inbox
 from rlhf.serving.live_sampler import RETRY_SECONDS, LiveSampler, SearchEndedError
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from rlhf.serving.scheduler import QueueFullError, ServingEngine
-from rlhf.serving.score_batching import ScoringEngine
+from rlhf.serving.score_batching import Scoring
 from rlhf.serving.search_requests import SearchBody
 from rlhf.serving.served_policy import ServedPolicy
 from rlhf.serving.served_scorer import ServedScorer
@@ -66,7 +66,7 @@ class SearchRunner:
     def __init__(
         self,
         engine: ServingEngine,
-        scoring: ScoringEngine,
+        scoring: Scoring,
         inbox: Inbox,
         metrics: ServingMetrics,
         *,
@@ -162,7 +162,7 @@ class SearchRunner:
 class _Queue:
     """A client's way to the scoring thread."""
 
-    scoring: ScoringEngine
+    scoring: Scoring
     scorer: ServedScorer
     client: str
 

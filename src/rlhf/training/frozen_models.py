@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rlhf.errors import ConfigError
-from rlhf.models.offload import offload
+from rlhf.models.offload import offload, on_device
+from rlhf.models.policy import PolicyModel
+from rlhf.models.reference import Reference
 from rlhf.rewards.model_reward import reward_models
+from rlhf.training.experience import RolloutExperience
 from rlhf.training.inputs import RLInputs
+from rlhf.training.reference_pool import PooledReference
 
 
 def offload_frozen(inputs: RLInputs[Any]) -> None:
@@ -27,6 +32,24 @@ def offload_frozen(inputs: RLInputs[Any]) -> None:
             )
         for model in models:
             offload(model, inputs.policy.device)
+
+
+def logprobs_of(
+    model: PolicyModel | Reference,
+    experience: RolloutExperience,
+    *,
+    temperature: float,
+    device: torch.device,
+    max_tokens: int,
+) -> Tensor:
+    """[M] a model's log-probabilities of a rollout's completions, on the CPU: by this process on ``device``, or by actors."""
+    if isinstance(model, PooledReference):
+        batches = experience.batches(range(len(experience.groups)), max_tokens=max_tokens)
+        return torch.cat(model.logprobs_of(batches, temperature=temperature))
+    with on_device(model):
+        return experience.map(
+            lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=max_tokens
+        )
 
 
 def _models_of(which: str, inputs: RLInputs[Any]) -> Iterator[nn.Module]:

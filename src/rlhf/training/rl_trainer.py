@@ -24,7 +24,6 @@ from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ConfigError
 from rlhf.losses import segment_sum
 from rlhf.models.divergence import check_comparable
-from rlhf.models.offload import on_device
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.rewards.factory import as_scorer
@@ -34,7 +33,7 @@ from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
 from rlhf.training.curriculum import Curriculum
 from rlhf.training.experience import RolloutExperience
-from rlhf.training.frozen_models import offload_frozen
+from rlhf.training.frozen_models import logprobs_of, offload_frozen
 from rlhf.training.hacking_watch import HackingWatch
 from rlhf.training.held_out import HeldOut
 from rlhf.training.input_types import check_rl_inputs
@@ -466,11 +465,11 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self, activity: Activity, model: PolicyModel | Reference, experience: RolloutExperience, temperature: float
     ) -> Tensor:
         """[M] a model's log-probabilities of a rollout's completions, its tokens counted as an activity's."""
-        device, limit = self.policy.device, self.config.microbatch_tokens
-        with doing(activity, tokens=experience.num_tokens), on_device(model), self.precision():
-            return experience.map(
-                lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=limit
-            )
+        with doing(activity, tokens=experience.num_tokens), self.precision():
+            return logprobs_of(
+                model, experience, temperature=temperature, device=self.policy.device,
+                max_tokens=self.config.microbatch_tokens,
+            )  # fmt: skip
 
     def _reference_is_policy(self) -> bool:
         """Whether the reference claims to be the policy as it is now."""

@@ -83,6 +83,7 @@ def server_of(
         app,
         http=Protocol,
         ws="none",
+        loop="asyncio",  # not uvloop, where another package brings it: all that is said of connections was tested with this one
         log_level="error",  # of requests that are none anybody can send as many as they like
         access_log=False,  # invitations are in addresses, and a log is no place for them
         server_header=False,

@@ -28,6 +28,7 @@ from rlhf.pipeline.stages.inputs import (
     read_prompts,
     save_model,
 )
+from rlhf.pipeline.stages.stage_pools import ended_afterwards, pool_of_rewards, pooled_reference
 from rlhf.pipeline.stages.train import train
 from rlhf.rewards.environment import with_environment
 from rlhf.rewards.factory import build_reward
@@ -59,12 +60,13 @@ def train_rl(
     engine = None
     if episodes is not None:
         prompts, eval_prompts, engine = episodes.prepared(prompts), episodes.prepared(eval_prompts), episodes.engine()
-    result, metrics = train(
-        stage, at, policy, prompts, scorer,
-        reference=_open_reference(stage, policy, at),
-        judge=_open_judge(stage, at), eval_prompts=eval_prompts, engine=engine, name=stage.kind,
-        ptx=language_model_term(stage, policy, at), **named,
-    )  # fmt: skip
+    reference = _open_reference(stage, policy, at)
+    with ended_afterwards(scorer, reference):
+        result, metrics = train(
+            stage, at, policy, prompts, scorer, reference=reference,
+            judge=_open_judge(stage, at), eval_prompts=eval_prompts, engine=engine, name=stage.kind,
+            ptx=language_model_term(stage, policy, at), **named,
+        )  # fmt: skip
     save_model(policy, stage, at, metrics)
     curve = [e["metrics"] for e in at.log.read("metrics") if f"{stage.kind}/score_mean" in e["metrics"]]
     if not curve:  # somebody removed events.jsonl while the stage was unfinished
@@ -96,6 +98,8 @@ def open_policy_and_prompts(stage: PolicyStage | DistillStage, at: StageContext)
 
 def _open_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Reference:
     """The policy as it is, or a model that is named."""
+    if (pooled := pooled_reference(stage, policy, at)) is not None:
+        return pooled
     if stage.reference is not None:
         with _loaded_for(stage, "reference"):
             return load_policy(stage.reference, at, seed=seed_of(stage.seed)).requires_grad_(False)
@@ -105,8 +109,9 @@ def _open_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) -
 def _build_scorer(stage: PolicyStage, policy: PolicyModel, at: StageContext) -> Scorer:
     """The rewards that the recipe names, and the environment's own."""
     specs = [resolved_reward(spec, at) for spec in stage.reward]
+    where: dict[str, Any] = {"tokenizer": policy.tokenizer, "folder": at.folder, "pool": pool_of_rewards()}
     with _loaded_for(stage, "reward"):
-        scorer = build_reward(specs, tokenizer=policy.tokenizer, on_error="report", folder=at.folder) if specs else None
+        scorer = build_reward(specs, on_error="report", **where) if specs else None
     if scorer is not None and stage.environment is None:
         return scorer
     return with_environment(scorer)

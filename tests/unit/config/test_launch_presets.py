@@ -1,0 +1,37 @@
+"""Launch sections that are one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.config.recipe import RecipeConfig
+from rlhf.errors import ConfigError
+
+STAGE = {"kind": "world"}
+
+
+def launch_of(value):
+    return RecipeConfig.of({"name": "run", "launch": value, "stages": {"world": STAGE}}).launch
+
+
+def test_the_standard_pools_are_one_word():
+    launch = launch_of("standard")
+    pools = {role: (pool.replicas, pool.gpus) for role, pool in launch.pools.by_role().items()}
+    assert pools == {"engines": (4, 0.4), "reward": (2, 0.2), "reference": (2, 0.2)}
+    assert launch.placement == "colocated"
+    assert launch_of(launch.model_dump()) == launch, "a resolved recipe can be read again"
+
+
+def test_a_preset_may_be_changed():
+    launch = launch_of({"preset": "standard", "address": "auto", "placement": "separate"})
+    assert (launch.address, launch.placement, launch.pools.engines.replicas) == ("auto", "separate", 4)
+
+
+def test_a_preset_that_is_not_there_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"'standrad'.*standard"):
+        launch_of({"preset": "standrad"})
+
+
+def test_only_what_a_pool_has_is_taken():
+    with pytest.raises(ConfigError, match=r"launch\.pools\.reference"):
+        launch_of({"launcher": "ray", "pools": {"reference": {"completions_per_unit": 4}}})
