@@ -290,7 +290,7 @@ def test_less_memory_takes_more_accelerators_until_nothing_fits(recipe):
 
 @pytest.mark.parametrize(("name", "where"), [("ppo_7b", "8xH100"), ("ppo_70b", "4x8xA100-80GB")])
 def test_the_recipes_of_large_models_are_planned_without_their_files(name, where):
-    plan = plan_on_cluster(load_recipe(ROOT / "recipes" / f"{name}.yaml"), read_cluster(where))
+    plan = plan_on_cluster(load_recipe(ROOT / "recipes" / "large" / f"{name}.yaml"), read_cluster(where))
     assert [stage.kind for stage in plan.stages] == ["sft", "reward", "ppo"]
     assert {stage.verdict for stage in plan.stages} == {"fits"}
     ppo = plan.stages[-1]
