@@ -199,7 +199,7 @@ class Roofline:
     def _arithmetic(self, tokens: float) -> float:
         """Seconds of a forward pass's products: two operations a weight and token, and attention's own."""
         shape = self.shape
-        attention = 4 * tokens * self.keys_per_token * shape.num_layers * shape.hidden
+        attention = 4 * tokens * self.keys_per_token * shape.num_layers * shape.attention_width
         work = 2 * tokens * shape.num_active + 2 * tokens * self.scored_share * shape.num_head + attention
         return work / self.flops
 

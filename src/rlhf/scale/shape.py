@@ -123,6 +123,16 @@ class ModelShape:
         return WIDTH["float32"] if self.settings.lora is not None else WIDTH[self.settings.dtype]
 
     @property
+    def attention_width(self) -> int:
+        """Numbers of the queries of all heads of one token: H in most families."""
+        return int(self.text.num_attention_heads) * self._head_width
+
+    @property
+    def _head_width(self) -> int:
+        text = self.text
+        return int(getattr(text, "head_dim", None) or self.hidden // int(text.num_attention_heads))
+
+    @property
     def cached_numbers_per_token(self) -> int:
         """Numbers of keys and values that all layers keep of one token while sampling."""
         text = self.text
@@ -131,8 +141,7 @@ class ModelShape:
         ):  # DeepSeek-V2, arXiv:2405.04434, section 2.1: one vector for all heads
             return self.num_layers * (int(latent) + int(text.qk_rope_head_dim))
         heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-        width = int(getattr(text, "head_dim", None) or self.hidden // int(text.num_attention_heads))
-        return 2 * self.num_layers * heads * width
+        return 2 * self.num_layers * heads * self._head_width
 
     @property
     def likeness(self) -> tuple[object, ...]:
