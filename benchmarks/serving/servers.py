@@ -50,6 +50,14 @@ def _transformers(*options: str) -> Callable[[Path, Path, Path, int], list[str]]
 SERVERS = (
     Server("rlhf, bfloat16", _rlhf("bfloat16")),
     Server("rlhf, float32", _rlhf("float32")),
+    Server(
+        "over vLLM: rlhf serve --engine vllm",
+        lambda bench, folder, gguf, port: [
+            *_rlhf("bfloat16")(bench, folder, gguf, port), "--engine", "vllm", "context_length=2048",
+            f"engine.python={bench / 'serving-vllm/bin/python'}",
+        ],
+        "serving-vllm",
+    ),
     Server("transformers", _transformers(), "serving-transformers", serves_folder_name=True),
     Server(
         "transformers, continuous batching",
