@@ -202,8 +202,11 @@ def part(tensor: Tensor) -> Tensor:
 
 
 def like(source: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor as the shard that ``target`` is of one of its shape; no rank asks another."""
-    if not is_shard(target) or is_shard(source):
+    """A whole tensor as the shard that ``target`` is of one of its shape, where no rank asks another; or a shard as the whole tensor
+    that ``target`` is, for which all ranks ask at once."""
+    if not is_shard(target):
+        return whole(source)
+    if is_shard(source):
         return source
     from torch.distributed.tensor import distribute_tensor
 
