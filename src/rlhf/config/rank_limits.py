@@ -13,6 +13,7 @@ REFUSED_KINDS = ("trpo",)
 
 def refused_settings(config: TrainConfig) -> list[str]:
     """The settings of a trainer or its stage that ranks can't do yet, as people write them; empty for none."""
+    model = getattr(config, "model", None)
     asked: Mapping[str, Any] = {
         "compiled": config.compiled,
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
@@ -20,7 +21,8 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "async_rollouts": getattr(config, "async_rollouts", None),
         "moving_reference": getattr(config, "moving_reference", None),
         "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
-        "model.compile": getattr(getattr(config, "model", None), "compile", False),
+        "model.compile": getattr(model, "compile", False),
+        "model.lora.quantize_4bit": getattr(getattr(model, "lora", None), "quantize_4bit", False),
     }
     return [name for name, value in asked.items() if value] + (_refused_with_deepspeed(config) if config.deepspeed else [])
 

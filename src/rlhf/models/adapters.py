@@ -23,9 +23,9 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ModelError, require
 from rlhf.models.checks import ADAPTER_FILE, ADAPTER_WEIGHTS, check_pickle, read_json, safetensors_names
-from rlhf.models.device import cpu_is_chosen
 from rlhf.models.folders import quiet
 from rlhf.models.score import backbone_of, base_model
 from rlhf.models.sources import plain_errors
@@ -185,9 +185,18 @@ def _policy(context: object, operator: Any, *args: Any, **named: Any) -> Checkpo
 
 
 def four_bit(config: ModelConfig) -> BitsAndBytesConfig:
-    if not torch.cuda.is_available() or cpu_is_chosen():
-        where = "the recipe puts models on the CPU" if torch.cuda.is_available() else "this machine has none"
-        raise ModelError(f"quantize_4bit needs a CUDA GPU and {where}; set lora.quantize_4bit: false.")
+    """NF4 with quantized constants; products are in the type of the weights, on a GPU or a CPU.
+
+    Source: Dettmers et al. 2023, arXiv:2305.14314.
+
+    Raises:
+        MissingExtraError: bitsandbytes is not installed.
+        ModelError: Several ranks would have to cut quantized weights.
+    """
+    if current_ranks().size > 1:
+        raise ModelError(
+            "quantize_4bit is for one process: weights in 4 bits are not cut over ranks. Set lora.quantize_4bit: false."
+        )
     require("bitsandbytes", extra="quant", needed_for="quantize_4bit")
     compute = torch.float32 if config.dtype == "float32" else DTYPES[config.dtype]
     return BitsAndBytesConfig(
