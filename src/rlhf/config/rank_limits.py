@@ -24,7 +24,9 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "model.compile": getattr(model, "compile", False),
         "model.lora.quantize_4bit": getattr(getattr(model, "lora", None), "quantize_4bit", False),
     }
-    return [name for name, value in asked.items() if value] + (_refused_with_deepspeed(config) if config.deepspeed else [])
+    return [name for name, value in asked.items() if value] + (
+        _refused_with_deepspeed(config) if config.deepspeed else []
+    )
 
 
 def _refused_with_deepspeed(config: TrainConfig) -> list[str]:

@@ -96,7 +96,9 @@ class ZeroEngine:
 
     def _step_on(self, term: Callable[[Tensor], Tensor]) -> None:
         with self._gathered():
-            self.backward(self(lambda: torch.stack([term(p) for p in self.caller.parameters() if p.requires_grad]).sum()))
+            self.backward(
+                self(lambda: torch.stack([term(p) for p in self.caller.parameters() if p.requires_grad]).sum())
+            )
         self.engine.step()
 
     @contextmanager
@@ -161,7 +163,9 @@ def _imported(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     deepspeed: Any = require("deepspeed", extra="deepspeed", needed_for="`deepspeed`")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if device.type == "cpu":  # gloo does it; DeepSpeed would compile an operator of its own at the first start, for minutes
+    if (
+        device.type == "cpu"
+    ):  # gloo does it; DeepSpeed would compile an operator of its own at the first start, for minutes
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)

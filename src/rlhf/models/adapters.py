@@ -50,6 +50,7 @@ def adapt(
     if config.lora is not None:
         assert not isinstance(model, PeftModel)
         if config.lora.quantize_4bit:
+            _keep_one_product(model)
             model = prepare_model_for_kbit_training(
                 model, bool(config.gradient_checkpointing), gradient_checkpointing_kwargs={"use_reentrant": False}
             )
@@ -202,3 +203,11 @@ def four_bit(config: ModelConfig) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute
     )
+
+
+def _keep_one_product(model: nn.Module) -> None:
+    """The same product in training and in evaluation: on CPUs with bfloat16, bitsandbytes 0.50 packs weights at the first pass in evaluation,
+    rounds their scales to bfloat16 (1e-3 of a log-probability on the embedded model), and has no gradient for what it then computes."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

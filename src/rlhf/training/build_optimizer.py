@@ -10,9 +10,7 @@ from rlhf.training.deepspeed_optimizer import DeepSpeedOptimizer
 from rlhf.training.optim import Optimizer, TrainedModule
 
 
-def build_optimizer(
-    modules: Sequence[TrainedModule], config: TrainConfig, *, total_steps: int, name: str
-) -> Optimizer:
+def build_optimizer(modules: Sequence[TrainedModule], config: TrainConfig, *, total_steps: int, name: str) -> Optimizer:
     """DeepSpeed's where the config names its file and there are ranks; see ``Optimizer``."""
     kind = DeepSpeedOptimizer if config.deepspeed is not None and current_ranks().size > 1 else Optimizer
     return kind(modules, config, total_steps=total_steps, name=name)

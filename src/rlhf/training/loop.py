@@ -31,6 +31,7 @@ from rlhf.native.compiled_mode import in_c
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Algorithm, Experience
 from rlhf.training.best_weights import BestWeights
+from rlhf.training.build_optimizer import build_optimizer
 from rlhf.training.checkpoint import Checkpoint, CheckpointManager, load_weights
 from rlhf.training.interrupt import StopRequest, signals_as_requests
 from rlhf.training.log import TrainingLogger
@@ -38,7 +39,6 @@ from rlhf.training.lr_find import find_learning_rate
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.alarms import Watch
 from rlhf.training.monitoring.guards import Alarm
-from rlhf.training.build_optimizer import build_optimizer
 from rlhf.training.optim import WeightAverage, copy_tensors
 from rlhf.training.optimizer_step import OptimizerStep
 from rlhf.training.penalties import distance_from_start

@@ -86,9 +86,7 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
         check_over_ranks(self, self.config, self.ranks)
         if self.ranks.size > 1 and self.model.choice is None:
             self.model.choose_path(self.rows.take(0)[:ROWS_FOR_PATH])
-        with in_shards(
-            [trained.module for trained in self.modules()], self.ranks, self.config, keep=self.keeps_shards
-        ):
+        with in_shards([trained.module for trained in self.modules()], self.ranks, self.config, keep=self.keeps_shards):
             return Loop(self, self.config, log=self.log, checkpoint_dir=self.inputs.checkpoint_dir).run()
 
     @abstractmethod

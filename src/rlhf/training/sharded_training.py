@@ -49,9 +49,7 @@ def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
 
 
 @contextmanager
-def in_shards(
-    models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *, keep: bool = False
-) -> Iterator[None]:
+def in_shards(models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *, keep: bool = False) -> Iterator[None]:
     """Inside, each rank holds a part of the models' weights; whole ones again afterwards, unless an error ends the run.
 
     Small modules without layers stay whole on every rank.

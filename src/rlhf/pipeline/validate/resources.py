@@ -18,7 +18,6 @@ from rlhf.errors import (
     ConfigError,
     MemoryLimitError,
     MissingExtraError,
-    ModelError,
     RunBusyError,
     StorageError,
     pip_line,
