@@ -9,7 +9,7 @@ import torch
 
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import RecipeConfig
-from rlhf.errors import ConfigError, ModelError
+from rlhf.errors import ConfigError
 from rlhf.models.device import describe_device, model_device, placed, placed_on, resolve_device
 from rlhf.models.policy import PolicyModel
 from rlhf.models.process_reward import ProcessRewardModel
@@ -184,8 +184,3 @@ def test_validation_names_a_device_that_is_not_there(tmp_path):
     (problem,) = [p for p in find_problems(recipe(tmp_path, device="cuda:1")) if p.level == "error"]
     assert (problem.stage, problem.key) == (None, "device")
     assert "torch is a build for CPUs" in problem.message
-
-
-def test_four_bits_on_the_cpu_are_refused_where_there_is_a_gpu_too(tmp_path):
-    with pretend_gpu(), placed_on("cpu"), pytest.raises(ModelError, match=r"recipe.*CPU"):
-        PolicyModel.from_pretrained(ModelConfig.of({"path": "embedded", "lora": {"quantize_4bit": True}}))

@@ -49,7 +49,7 @@ class LoRAConfig(BaseConfig):
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter."""
     quantize_4bit: bool = False
-    """QLoRA: frozen weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314). Needs a GPU and the extra `quant`."""
+    """QLoRA: frozen weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314), in one process. Needs the extra `quant`."""
 
 
 class ModelConfig(BaseConfig):

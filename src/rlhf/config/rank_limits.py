@@ -10,13 +10,15 @@ from rlhf.config.training import TrainConfig
 
 def refused_settings(config: TrainConfig) -> list[str]:
     """The settings of a trainer or its stage that ranks can't do yet, as people write them; empty for none."""
+    model = getattr(config, "model", None)
     asked: Mapping[str, Any] = {
         "compiled": config.compiled,
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
         "async_rollouts": getattr(config, "async_rollouts", None),
         "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
-        "model.compile": getattr(getattr(config, "model", None), "compile", False),
+        "model.compile": getattr(model, "compile", False),
+        "model.lora.quantize_4bit": getattr(getattr(model, "lora", None), "quantize_4bit", False),
     }
     return [name for name, value in asked.items() if value] + (
         _refused_with_deepspeed(config) if config.deepspeed else []

@@ -87,13 +87,18 @@ class ZeroEngine:
 
     def drop_gradients(self) -> None:
         """Forget what was accumulated: DeepSpeed drops all of it with a gradient that is not finite."""
-        first = next(p for p in self.caller.parameters() if p.requires_grad)
-        self.backward(self(lambda: first.sum() * float("nan")))
-        self.engine.step()
+        self._step_on(lambda p: p.sum() * float("nan"))
 
-    def touch(self) -> None:
-        """A step on a gradient of zero, after which the optimizer has its state; at a learning rate of 0 it changes no weight."""
-        self.backward(self(lambda: sum((p.sum() * 0.0 for p in self._trained()), start=torch.zeros(()))))
+    def link_moments(self) -> None:
+        """Take a step on a gradient of zero, before which stages 1 and 2 give no moments; at a learning rate of 0 it changes no weight."""
+        if self.stage != WEIGHTS:
+            self._step_on(lambda p: p.sum() * 0.0)
+
+    def _step_on(self, term: Callable[[Tensor], Tensor]) -> None:
+        with self._gathered():
+            self.backward(
+                self(lambda: torch.stack([term(p) for p in self.caller.parameters() if p.requires_grad]).sum())
+            )
         self.engine.step()
 
     @contextmanager
@@ -138,9 +143,6 @@ class ZeroEngine:
             for key, parameter in module._parameters.items():
                 if parameter is not None:
                     module._parameters[key] = plain[id(parameter)]
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self.caller.parameters() if p.requires_grad]
 
     @contextmanager
     def _gathered(self, *, changed: bool = False) -> Iterator[None]:

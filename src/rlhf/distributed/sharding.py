@@ -202,13 +202,15 @@ def part(tensor: Tensor) -> Tensor:
 
 
 def like(source: Tensor, target: Tensor) -> Tensor:
-    """A tensor as the shard that ``target`` is of one of its shape, on its device; no rank asks another.
+    """A tensor as ``target`` is of one of its shape, on its device: a shard of it, for which no rank asks another, or the whole of it, for
+    which all ranks ask at once where ``source`` is a shard.
 
     Args:
         source: The whole tensor, or a shard of it that is cut in the same way and may lie on another device.
-        target: Anything but a shard leaves the source as it is.
+        target: A shard, or a whole tensor.
     """
     if not is_shard(target):
+        return whole(source)
         return source
     from torch.distributed.tensor import DTensor, distribute_tensor
 

@@ -23,9 +23,9 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from rlhf.config.model import LoRAConfig, ModelConfig
+from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import ModelError, require
 from rlhf.models.checks import ADAPTER_FILE, ADAPTER_WEIGHTS, check_pickle, read_json, safetensors_names
-from rlhf.models.device import cpu_is_chosen
 from rlhf.models.folders import quiet
 from rlhf.models.score import backbone_of, base_model
 from rlhf.models.sources import plain_errors
@@ -50,6 +50,7 @@ def adapt(
     if config.lora is not None:
         assert not isinstance(model, PeftModel)
         if config.lora.quantize_4bit:
+            _keep_one_product(model)
             model = prepare_model_for_kbit_training(
                 model, bool(config.gradient_checkpointing), gradient_checkpointing_kwargs={"use_reentrant": False}
             )
@@ -185,11 +186,28 @@ def _policy(context: object, operator: Any, *args: Any, **named: Any) -> Checkpo
 
 
 def four_bit(config: ModelConfig) -> BitsAndBytesConfig:
-    if not torch.cuda.is_available() or cpu_is_chosen():
-        where = "the recipe puts models on the CPU" if torch.cuda.is_available() else "this machine has none"
-        raise ModelError(f"quantize_4bit needs a CUDA GPU and {where}; set lora.quantize_4bit: false.")
+    """NF4 with quantized constants; products are in the type of the weights, on a GPU or a CPU.
+
+    Source: Dettmers et al. 2023, arXiv:2305.14314.
+
+    Raises:
+        MissingExtraError: bitsandbytes is not installed.
+        ModelError: Several ranks would have to cut quantized weights.
+    """
+    if current_ranks().size > 1:
+        raise ModelError(
+            "quantize_4bit is for one process: weights in 4 bits are not cut over ranks. Set lora.quantize_4bit: false."
+        )
     require("bitsandbytes", extra="quant", needed_for="quantize_4bit")
     compute = torch.float32 if config.dtype == "float32" else DTYPES[config.dtype]
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute
     )
+
+
+def _keep_one_product(model: nn.Module) -> None:
+    """The same product in training and in evaluation: on CPUs with bfloat16, bitsandbytes 0.50 packs weights at the first pass in evaluation,
+    rounds their scales to bfloat16 (1e-3 of a log-probability on the embedded model), and has no gradient for what it then computes."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

@@ -49,11 +49,6 @@ def model_device() -> torch.device:
     return _CHOSEN.get() or resolve_device(AUTO)
 
 
-def cpu_is_chosen() -> bool:
-    """Whether ``placed_on`` selects the CPU."""
-    return _CHOSEN.get() == CPU
-
-
 def placed(model: Model) -> Model:
     """A model moved to ``model_device``; the same object."""
     device = model_device()

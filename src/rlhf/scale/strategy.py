@@ -99,7 +99,7 @@ def _adapters(stage: Any, shape: ModelShape, parts: dict[str, float], room: floa
         why = "all weights with gradients and averages do not fit; frozen weights in bfloat16 with trained adapters do"
         return Strategy("lora", why, ("model.dtype=bfloat16", "model.lora={rank: 16}"))
     if weights * FOUR_BIT_BYTES + adapter + others <= room:
-        why = "only with frozen weights in 4 bits does it fit; that needs a GPU and the extra `quant`"
+        why = "only with frozen weights in 4 bits does it fit; that needs the extra `quant`"
         return Strategy("qlora", why, ("model.lora={rank: 16, quantize_4bit: true}",))
     return Strategy(
         "none",

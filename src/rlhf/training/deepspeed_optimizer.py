@@ -15,6 +15,7 @@ from rlhf.config.deepspeed import deepspeed_settings
 from rlhf.config.training import TrainConfig
 from rlhf.distributed.deepspeed_engine import ZeroEngine
 from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.sharding import whole
 from rlhf.errors import ConfigError
 from rlhf.models.score import base_model
 from rlhf.models.sharded_models import transformer_layers
@@ -57,6 +58,10 @@ class DeepSpeedOptimizer(Optimizer):
             network, base_model(network), transformer_layers(base_model(network)),
             optimizer=self.adamw, settings=deepspeed_settings(config.deepspeed, config),
         )  # fmt: skip
+        # DeepSpeed looks for it after the first group's first step, when other groups would have none yet.
+        for partition in (p for group in self.adamw.param_groups for p in group["params"]):
+            step = torch.zeros((), device=partition.device)
+            self.adamw.state[partition] = {"step": step, **{key: torch.zeros_like(partition) for key in MOMENTS}}
 
     @override
     def backward(self, loss: Tensor) -> None:
@@ -96,7 +101,12 @@ class DeepSpeedOptimizer(Optimizer):
     @override
     def state_dict(self) -> dict[str, Any]:
         """On rank 0; the others take part and keep nothing."""
-        return {**super().state_dict(), "adamw": {"state": self._whole_state(), "param_groups": self._groups}}
+        return {
+            "adamw": {"state": self._whole_state(), "param_groups": self._groups},
+            "scaler": self.scaler.state_dict(),
+            "skipped": self.skipped,
+            "scale": self.scale,
+        }
 
     def _whole_state(self) -> dict[int, dict[str, Tensor]]:
         state: dict[int, dict[str, Tensor]] = {}
@@ -114,11 +124,11 @@ class DeepSpeedOptimizer(Optimizer):
             return
         for group in self.adamw.param_groups:
             group["lr"] = 0.0
-        self._zero.touch()
+        self._zero.link_moments()
         for number, parameter in enumerate(self._numbered):
             for key in MOMENTS:
                 held = moments[number][key] if moments else torch.zeros(self._shapes[number])
-                self._zero.set_moments(parameter, key, held.to(self.device))
+                self._zero.set_moments(parameter, key, whole(held).to(self.device))
         self._steps = int(moments[0]["step"]) if moments else 0
         for kept in self.adamw.state.values():
             kept["step"] = torch.full_like(kept["step"], float(self._steps))

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from rlhf.config.model import ModelConfig
 from rlhf.data.pack import Branch, Group, pack
+from rlhf.distributed.ranks import Ranks
 from rlhf.errors import MissingExtraError, ModelError
 from rlhf.models.adapter_base import adapter_base
 from rlhf.models.load import load_causal_lm
@@ -245,14 +246,13 @@ def four_bit(folder):
     return ModelConfig.of({"path": str(folder), "lora": {"quantize_4bit": True}})
 
 
-def test_four_bits_without_a_gpu_are_refused(tiny_model_folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match=r"quantize_4bit.*CUDA"):
+def test_four_bits_over_ranks_are_refused(tiny_model_folder, monkeypatch):
+    monkeypatch.setattr(Ranks, "size", 2)
+    with pytest.raises(ModelError, match=r"quantize_4bit.*one process"):
         load_causal_lm(four_bit(tiny_model_folder), seed=0)
 
 
 def test_four_bits_without_bitsandbytes_name_the_extra(tiny_model_folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MissingExtraError, match=r"pip install -e '.+\[quant\]'"):
         load_causal_lm(four_bit(tiny_model_folder), seed=0)

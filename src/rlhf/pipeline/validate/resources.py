@@ -18,7 +18,6 @@ from rlhf.errors import (
     ConfigError,
     MemoryLimitError,
     MissingExtraError,
-    ModelError,
     RunBusyError,
     StorageError,
     pip_line,
@@ -154,9 +153,6 @@ def _check_device(review: Review) -> None:
 def _check_quantization(review: Review, key: str, config: ModelConfig) -> None:
     if config.lora is None or not config.lora.quantize_4bit:
         return
-    if not _uses_gpu(review):
-        none = "this recipe's device is cpu" if review.recipe.device == "cpu" else "this machine has none"
-        review.error(f"{key}.lora.quantize_4bit", f"It needs a CUDA GPU and {none}; leave it out.", ModelError)
     if importlib.util.find_spec("bitsandbytes") is None:
         review.error(f"{key}.lora.quantize_4bit", _pip_line("bitsandbytes", "quant"), MissingExtraError)
 

@@ -79,11 +79,10 @@ def test_a_machine_without_the_memory_is_warned_about(tree, monkeypatch):
     assert "use lora" in problems[0].message
 
 
-def test_four_bits_need_a_gpu_and_a_package(tree, monkeypatch):
-    monkeypatch.setattr(probes, "has_nvidia", lambda: False)
+def test_four_bits_need_a_package(tree, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     config = {"path": "model", "lora": {"quantize_4bit": True}}
     problems = problems_of(changed(tree, "sft", model=config), deep=False)
-    assert {problem.exit_code for problem in problems} >= {4, 8}
     assert any("pip install -e" in problem.message and "[quant]'" in problem.message for problem in problems)
 
 
