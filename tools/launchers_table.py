@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ RECIPE = ROOT / "recipes" / "quickstart_grpo.yaml"
 FOLDER = ROOT / "runs" / "launchers"
 TRAINED = ("sft", "reward", "grpo")
 COMPARED = ("loss/train", "grad_norm")
+SMALL = 0.1
+"""Differences of smaller numbers are relative to this: the first loss of GRPO is a sum of advantages, 0 but for rounding."""
 ZERO = {"zero_optimization": {"stage": 2}}
 LAUNCHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("one process", {"launcher": "local"}),
@@ -63,14 +66,15 @@ def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
         file = FOLDER / "ds_config.json"
         file.write_text(json.dumps(ZERO))
         own = [f"deepspeed={file}"]
-    command = [sys.executable, "-m", "rlhf", "run", str(RECIPE), "--force", "--launch", str(launch)]
+    shutil.rmtree(FOLDER / name, ignore_errors=True)
+    command = [sys.executable, "-m", "rlhf", "run", str(RECIPE), "--launch", str(launch)]
     command += [f"name={name}", f"output_dir={FOLDER}", "device=cpu", "threads=1", *own, *settings]
     began = time.monotonic()
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     events = [json.loads(line) for line in (FOLDER / name / "events.jsonl").read_text().splitlines()]
     first: dict[str, dict[str, float]] = {}
     for event in events:
-        if event["event"] == "step" and event["stage"] in TRAINED:
+        if event["event"] == "metrics" and event["stage"] in TRAINED:
             first.setdefault(event["stage"], event["metrics"])
     summary = json.loads((FOLDER / name / "summary.json").read_text())
     return {"first": first, "summary": summary, "seconds": time.monotonic() - began}
@@ -87,7 +91,7 @@ def page(runs: dict[str, dict[str, Any]], command: str) -> str:
         "",
         f"`{RECIPE.name}` as it is, by `{command}`, on {machine()}.",
         "Each way is a run of its own from its first stage to the report; the settings that differ are `launch` ([cluster.md](../cluster.md))",
-        "and `deepspeed` ([ranks.md](../ranks.md)). Differences are the largest, relative to one process, of",
+        "and `deepspeed` ([ranks.md](../ranks.md)). Differences are the largest, relative to one process (and to 0.1 at least), of",
         f"{' and '.join(f'`{key}`' for key in COMPARED)} in a stage's first step. Two cores are shared by all processes of a way, so its",
         "seconds say what the machinery costs, and nothing about machines that have a core or a GPU for each.",
         "",
@@ -106,7 +110,7 @@ def page(runs: dict[str, dict[str, Any]], command: str) -> str:
 
 def difference(one: dict[str, float], other: dict[str, float]) -> float:
     """Largest relative difference of what is compared."""
-    return max(abs(one[key] - other[key]) / max(abs(other[key]), 1e-12) for key in COMPARED)
+    return max(abs(one[key] - other[key]) / max(abs(other[key]), SMALL) for key in COMPARED)
 
 
 if __name__ == "__main__":
