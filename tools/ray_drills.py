@@ -10,6 +10,7 @@ engines in this process. "Same bits" compares every file and every metric of the
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -83,6 +84,12 @@ class DrillRun:
                 start_new_session=True,
                 env={**os.environ, MARK: self.mark},
             )
+        atexit.register(self.kill)
+
+    def kill(self) -> None:
+        """End it, where a drill was broken off; Ray's processes end with it."""
+        if self.process.poll() is None:
+            self.process.kill()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Of the stage `ppo`."""
@@ -487,6 +494,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(DRILLS), default=list(DRILLS))
     parser.add_argument("--write", type=Path)
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen.only:

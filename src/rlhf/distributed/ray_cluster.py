@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray 2.60 otherwise warns about at every start
 }
+CONNECT_SECONDS = 5.0
+"""For a running cluster to answer at its address."""
 LAST_LINES = 3
 """Of a traceback, in a message."""
 
@@ -223,6 +226,7 @@ class RayCluster:
                 how["object_store_memory"] = int(self.launch.object_store_gib * 2**30)
         else:
             how |= {"address": self.launch.address}
+            _check_answers(self.launch.address)
         try:
             with _signals_kept():
                 ray.init(**how)
@@ -308,14 +312,25 @@ def _take_over_messages() -> None:
         worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
 
 
+def _check_answers(address: str) -> None:
+    """Refuse an address where nothing listens: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # `auto`, or a form that Ray knows
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as err:
+        raise ConfigError(_no_cluster(address, err)) from None
+
+
 def _no_cluster(address: str | None, err: BaseException) -> str:
     said = text_of(err).strip().splitlines()
     why = said[0][:300] if said else type(err).__name__
     if address is None:
         return f"Ray can't be started on this machine: {why}"
     return (
-        f"There is no Ray cluster to join at launch.address {address!r}: {why} Start one with `ray start --head`, or leave address out to "
-        "start one with the run."
+        f"There is no Ray cluster to join at launch.address {address!r}: {why.rstrip('.')}. Start one with `ray start --head` and give "
+        "this process its RAY_AUTH_TOKEN, or leave address out to start one with the run."
     )
 
 
