@@ -469,8 +469,8 @@ def page(outcomes: Sequence[tuple[str, Outcome]], command: str) -> str:
         f"Made by `{command}` on {_cpu_name()}, {os.cpu_count()} cores that other programs used as well; "
         f"Ray {metadata.version('ray')}, torch {metadata.version('torch')}, Python {platform.python_version()}.",
         "",
-        "Runs are `recipes/cluster_ppo.yaml` in short (two engines, four rollouts). Same bits: every file and metric of the stage `ppo` is that of",
-        "the run that nobody disturbed.",
+        "Runs are `recipes/cluster_ppo.yaml` in short (two engines, four rollouts). Same bits: every file and metric of the stage",
+        "`ppo` is that of the run that nobody disturbed.",
         "",
         "| drill | done | became | seconds | measured |",
         "|---|---|---|---|---|",

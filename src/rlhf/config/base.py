@@ -192,6 +192,7 @@ def _marker(annotation: Any) -> Names | None:
 SHORT_FORMS = {
     **dict.fromkeys(("model", "policy", "baseline", "reference", "teacher", "candidate"), "path"),
     "engine": "kind",
+    "launch": "launcher",
     "environment": "source",
     **dict.fromkeys(("data", "prompts"), "path"),
 }
