@@ -14,6 +14,7 @@ Published: step times that others report with model, accelerators, batch and mea
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -79,7 +80,7 @@ def run(work: Path, case: str) -> list[float]:
             ends.setdefault(event["step"], event["time"])
     per_phase = max(ends) // ROLLOUTS
     firsts = [ends[1 + phase * per_phase] for phase in range(ROLLOUTS)]
-    return [later - earlier for earlier, later in zip(firsts[1:], firsts[2:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(firsts[1:])]
 
 
 def predict(work: Path, case: str) -> dict[str, Any]:
@@ -234,12 +235,16 @@ def _environment() -> dict[str, str]:
 def measured_lines(record: Mapping[str, Any]) -> list[str]:
     """The table of what was measured here."""
     loads = record["loads"]
+    columns = (
+        "seconds of a phase: predicted | measured, lower quartile | off by | measured, median | trainer busy, predicted | "
+        "staleness, predicted"
+    )
     lines = [
-        f"The machine ({os.cpu_count()} cores, AMD EPYC) was shared: its load was {min(loads):.1f} to {max(loads):.1f}. Others only ever make a phase "
-        f"longer, so the fast quarter of the phases of all {record['turns']} turns ({ROLLOUTS - 2} phases each) is compared; the median stands beside it. Of "
-        "predictions, which are made in processor seconds, the middle one is taken.",
+        f"The machine ({os.cpu_count()} cores, AMD EPYC) was shared: its load was {min(loads):.1f} to {max(loads):.1f}. Others only",
+        f"make a phase longer, so the fast quarter of the phases of all {record['turns']} turns ({ROLLOUTS - 2} phases each) is compared; the",
+        "median stands beside it. Of predictions, which are made in processor seconds, the middle one is taken.",
         "",
-        "| pipeline | how | seconds of a phase: predicted | measured, lower quartile | off by | measured, median | trainer busy, predicted | staleness, predicted |",
+        f"| pipeline | how | {columns} |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for case, figures in record["cases"].items():
@@ -248,7 +253,8 @@ def measured_lines(record: Mapping[str, Any]) -> list[str]:
         fast, middle, _ = statistics.quantiles(phases, n=4)
         ages = ", ".join(f"{age}: {share:.0%}" for age, share in figures["plans"][0]["staleness"].items())
         lines.append(
-            f"| {case} | {CASES[case]} | {plan['seconds']:.2f} | {fast:.2f} | {_off(plan['seconds'], fast)} | {middle:.2f} | {plan['trainer']:.0%} | {ages} |"
+            f"| {case} | {CASES[case]} | {plan['seconds']:.2f} | {fast:.2f} | {_off(plan['seconds'], fast)} | {middle:.2f} | "
+            f"{plan['trainer']:.0%} | {ages} |"
         )
     return lines
 
@@ -276,9 +282,9 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 MEASURED_NOTES = (
-    "A phase is one rollout of 96 completions and the six steps that learn from it. Predictions know the recipe, thin copies of the models measured",
-    "beforehand, the lengths of a run's `rollouts.jsonl`, and what FSDP2 adds to one pass of the base model on two ranks; nothing is fitted to the",
-    "runs. Logs, metrics, credit and the arithmetic of losses are not foreseen (`other` in [plan.md](plan.md)).",
+    "A phase is one rollout of 96 completions and the six steps that learn from it. Predictions know the recipe, thin copies of the models",
+    "measured beforehand, the lengths of a run's `rollouts.jsonl`, and what FSDP2 adds to a pass of the base model on two ranks; nothing is",
+    "fitted to the runs. Logs, metrics, credit and the arithmetic of losses are not foreseen (`other` in [plan.md](plan.md)).",
 )
 
 

@@ -33,7 +33,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 """transformers' own defaults of deepseek_v3 are DeepSeek-V3."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RLStep:
     """A row of NeMo-RL's tables."""
 
@@ -52,27 +52,22 @@ class RLStep:
     seconds: float
 
 
-def _rl(version: str, model: str, gpu: str, pipeline: str, gpus: int, sampling: int, tensor: int, completions: int, longest: int, mean: float, seconds: float) -> RLStep:  # fmt: skip
-    return RLStep(version=version, model=model, gpu=gpu, pipeline=pipeline, gpus=gpus, sampling=sampling, tensor=tensor,
-                  completions=completions, longest=longest, mean=mean, seconds=seconds)  # fmt: skip
-
-
 RL_STEPS = [
-    _rl("0.4", "Llama-3.1-8B", "H100", "synchronous", 16, 0, 1, 2048, 4096, 1060, 97.7),
-    _rl("0.4", "Llama-3.1-8B", "H100", "one-step-off", 16, 8, 1, 2048, 4096, 1129, 74.6),
-    _rl("0.4", "Qwen3-32B", "H100", "synchronous", 32, 0, 4, 2048, 4096, 3206, 393),
-    _rl("0.4", "Qwen3-32B", "H100", "one-step-off", 64, 32, 4, 2048, 4096, 3207, 215),
-    _rl("0.6", "Qwen3-30B-A3B", "H100", "synchronous", 32, 0, 2, 2048, 4096, 3203, 192),
-    _rl("0.6", "Qwen3-30B-A3B", "H100", "one-step-off", 32, 16, 2, 2048, 4096, 3201, 152),
-    _rl("0.6", "Qwen3-30B-A3B", "H100", "8 steps off", 192, 64, 2, 2048, 4096, 3206, 34.5),
-    _rl("0.6", "Qwen3-235B-A22B", "H100", "synchronous", 128, 0, 16, 512, 8192, 5698, 395),
-    _rl("0.6", "Qwen3-235B-A22B", "H100", "synchronous", 256, 0, 16, 512, 8192, 5713, 312),
-    _rl("0.6", "Qwen3-235B-A22B", "H100", "one-step-off", 256, 128, 8, 512, 8192, 5721, 231),
-    _rl("0.6", "DeepSeek-V3", "H100", "synchronous", 256, 0, 32, 512, 1536, 701, 134),
-    _rl("0.6", "DeepSeek-V3", "H100", "synchronous", 512, 0, 32, 512, 1536, 697, 111),
-    _rl("0.6", "DeepSeek-V3", "H100", "one-step-off", 512, 256, 32, 512, 1536, 710, 64.1),
-    _rl("0.6", "Qwen3-30B-A3B", "GB200", "synchronous", 16, 0, 1, 2048, 4096, 3199, 221),
-    _rl("0.6", "Qwen3-30B-A3B", "GB200", "one-step-off", 16, 8, 1, 2048, 4096, 3197, 301),
+    RLStep("0.4", "Llama-3.1-8B", "H100", "synchronous", 16, 0, 1, 2048, 4096, 1060, 97.7),
+    RLStep("0.4", "Llama-3.1-8B", "H100", "one-step-off", 16, 8, 1, 2048, 4096, 1129, 74.6),
+    RLStep("0.4", "Qwen3-32B", "H100", "synchronous", 32, 0, 4, 2048, 4096, 3206, 393),
+    RLStep("0.4", "Qwen3-32B", "H100", "one-step-off", 64, 32, 4, 2048, 4096, 3207, 215),
+    RLStep("0.6", "Qwen3-30B-A3B", "H100", "synchronous", 32, 0, 2, 2048, 4096, 3203, 192),
+    RLStep("0.6", "Qwen3-30B-A3B", "H100", "one-step-off", 32, 16, 2, 2048, 4096, 3201, 152),
+    RLStep("0.6", "Qwen3-30B-A3B", "H100", "8 steps off", 192, 64, 2, 2048, 4096, 3206, 34.5),
+    RLStep("0.6", "Qwen3-235B-A22B", "H100", "synchronous", 128, 0, 16, 512, 8192, 5698, 395),
+    RLStep("0.6", "Qwen3-235B-A22B", "H100", "synchronous", 256, 0, 16, 512, 8192, 5713, 312),
+    RLStep("0.6", "Qwen3-235B-A22B", "H100", "one-step-off", 256, 128, 8, 512, 8192, 5721, 231),
+    RLStep("0.6", "DeepSeek-V3", "H100", "synchronous", 256, 0, 32, 512, 1536, 701, 134),
+    RLStep("0.6", "DeepSeek-V3", "H100", "synchronous", 512, 0, 32, 512, 1536, 697, 111),
+    RLStep("0.6", "DeepSeek-V3", "H100", "one-step-off", 512, 256, 32, 512, 1536, 710, 64.1),
+    RLStep("0.6", "Qwen3-30B-A3B", "GB200", "synchronous", 16, 0, 1, 2048, 4096, 3199, 221),
+    RLStep("0.6", "Qwen3-30B-A3B", "GB200", "one-step-off", 16, 8, 1, 2048, 4096, 3197, 301),
 ]
 TRAINER_STEPS: list[tuple[str, str, int, int, bool, float, float]] = [
     ("Qwen3-0.6B", "H100", 1, 16_384, False, 11_900, 12.5), ("Qwen3-0.6B", "H100", 1, 16_384, True, 13_340, 5.1),
@@ -81,7 +76,7 @@ TRAINER_STEPS: list[tuple[str, str, int, int, bool, float, float]] = [
     ("Qwen3-4B", "H100", 8, 65_536, False, 28_970, 36.1), ("Qwen3-4B", "H100", 1, 65_536, True, 4_160, 42.0),
     ("Qwen3-30B-A3B", "H200", 8, 16_384, False, 5_940, 74.6), ("Qwen3-30B-A3B", "H200", 8, 16_384, True, 36_770, 31.6),
 ]  # fmt: skip
-"""prime-rl's trainer, FlashAttention 3, recomputed activations: model, GPU, GPUs, tokens of a sequence, LoRA of rank 16, tokens/s, GiB at most."""
+"""prime-rl's trainer, FlashAttention 3, recomputed activations: model, GPU, GPUs, tokens of a sequence, LoRA of rank 16, tokens/s, GiB."""
 SPREAD = 0.5
 """Deviation of the logarithm of lengths, before they are cut at the longest."""
 PROMPT = 100
@@ -182,7 +177,10 @@ def published_lines() -> Iterator[str]:
     """The tables."""
     yield from NOTES
     yield ""
-    yield "| NeMo-RL | model | GPUs | pipeline | completions, mean (longest) tokens | seconds of a step: predicted | published | off by | of it sampling | learning |"
+    yield (
+        "| NeMo-RL | model | GPUs | pipeline | completions, mean (longest) tokens | seconds of a step: predicted | published | off by | "
+        "of it sampling | learning |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for step in RL_STEPS:
         seconds, sampling, learning = predicted_step(step)
@@ -199,7 +197,8 @@ def published_lines() -> Iterator[str]:
     for model, gpu, gpus, tokens, lora, rate, gib in TRAINER_STEPS:
         fast, held = predicted_trainer(model, gpu, gpus, tokens, lora)
         what = "LoRA, rank 16" if lora else "all weights"
-        yield f"| {model} | {gpus} {gpu} | {tokens:,} | {what} | {fast:,.0f} | {rate:,.0f} | {_off(fast, rate)} | {held:.1f} | {gib} | {_off(held, gib)} |"
+        speed = f"{fast:,.0f} | {rate:,.0f} | {_off(fast, rate)}"
+        yield f"| {model} | {gpus} {gpu} | {tokens:,} | {what} | {speed} | {held:.1f} | {gib} | {_off(held, gib)} |"
     yield ""
     yield from LEFT_OUT
 
@@ -224,16 +223,18 @@ def _off(predicted: float, real: float) -> str:
 
 
 NOTES: Sequence[str] = (
-    "Rows of section 1.3 of our survey that give model, accelerators, batch and mean length. Nothing was run on these accelerators by us. The",
-    "formulas are those of `rlhf plan --cluster`, with their assumed shares (half of the published TFLOP/s, 70 % of the bandwidth, 80 % of links).",
-    f"Assumed for all rows: lengths are log-normal (deviation of the logarithm {SPREAD}) and cut at the longest, with the published mean; prompts of",
-    f"{PROMPT} tokens; {PASSES} passes without gradient over each rollout. Training is Megatron's, with pipeline and expert parallelism, of which these formulas",
-    "know nothing: communication inside a training step is not counted in the first table, and neither is moving weights and models.",
+    "Step times of NeMo-RL and prime-rl that come with model, accelerators, batch and lengths. Nothing was run on these accelerators by us.",
+    "The formulas are those of `rlhf plan --cluster`, with their assumed shares (half of the published TFLOP/s, 70 % of the bandwidth, 80 % of",
+    f"links). Assumed for all rows: lengths are log-normal (deviation of the logarithm {SPREAD}) and cut at the longest, with the published",
+    f"mean; prompts of {PROMPT} tokens; {PASSES} passes without gradient over each rollout. NeMo-RL trains with Megatron's pipeline and expert",
+    "parallelism, of which these formulas know nothing: communication inside a training step is not counted in the first table, and neither",
+    "is moving weights and models. What they give is a best case: what limits a step, and what more GPUs or an overlap can gain at most.",
 )
 LEFT_OUT: Sequence[str] = (
     "Left out, because something that decides is not published there:",
     "",
     "* verl (one step off, fully asynchronous, V1): mean lengths of completions, and in one table the number of nodes; OpenRLHF: only ratios.",
     "* AReaL, LlamaRL, NeMo-Aligner, DeepSpeed-Chat, TRL, slime, ROLL: mean lengths, batch or GPUs.",
-    "* NeMo-RL in FP8, its software-engineering row (a hybrid model, an environment), SkyRL (speculative decoding): what the formulas do not know.",
+    "* NeMo-RL in FP8 and its software-engineering row (a hybrid model, an environment), SkyRL (speculative decoding): the formulas know",
+    "  nothing of these.",
 )

@@ -10,6 +10,11 @@ from rlhf.scale.cluster_pipelines import PlannedPipeline
 from rlhf.scale.cluster_plan import ClusterPlan, ClusterStagePlan, LayoutPlan
 from rlhf.scale.clusters import Cluster
 
+BEST_CASE = (
+    "Seconds are a best case, by published figures and assumed shares of them: steps that others have published took 1.5 to 1.8 times as "
+    "long with dense models, and longer with mixtures of experts (docs/results/pipelines.md)."
+)
+
 
 def cluster_plan_lines(plan: ClusterPlan) -> list[str]:
     """The plan for a person."""
@@ -17,7 +22,7 @@ def cluster_plan_lines(plan: ClusterPlan) -> list[str]:
     for stage in plan.stages:
         lines += ["", *_stage_lines(stage, plan.cluster)]
     cost = plan.cost
-    lines += ["", "Seconds are by published figures, with shares of them that are assumed; nothing was measured."]
+    lines += ["", BEST_CASE]
     if cost is not None:
         lines.append(
             f"All stages, each in its cheapest layout: {cost:,.2f} {plan.cluster.currency}; evaluations come on top."
@@ -54,6 +59,8 @@ def _stage_lines(stage: ClusterStagePlan, cluster: Cluster) -> Iterator[str]:
         spent = sorted(best.seconds.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in spent)
         yield f"  one step     {seconds_text(best.seconds_per_step)}: {parts}"
+        if best.settings:
+            yield f"  settings     {' '.join(best.settings)}"
         if best.layout.needs:
             yield f"  needs        {'; '.join(best.layout.needs)}: advice only, this version does not have it"
             now = stage.cheapest_now

@@ -60,6 +60,8 @@ class Sampling:
         self.facts, self.shape, self.cluster, self.stage = facts, shape, cluster, stage
         self.sampled = sampled or SampledLengths("the plan", group_lengths(facts.groups))
         self.groups = group_lengths(facts.groups)
+        rows = [prompt + length for prompt, lengths in self.groups for length in lengths]
+        self.num_rows, self.row_tokens, self.longest_row = len(rows), sum(rows), max(rows)
         self.width = float(WIDTH[stage.model.dtype if stage.autocast == "none" else stage.autocast])
         self.per_token = shape.cached_numbers_per_token * self.width
         self._known: dict[tuple[object, ...], float] = {}
@@ -67,13 +69,12 @@ class Sampling:
     def memory(self, models: Models, layout: Layout, found: Mapping[str, float]) -> tuple[dict[str, float], bool]:
         """Bytes of one accelerator while completions are sampled, and whether an engine has room for a few of them."""
         engines = layout.num_gpus // layout.engine_size
-        rows = [prompt + length for prompt, lengths in self.groups for length in lengths]
-        asked = max(1, -(-len(rows) // engines))
-        mean = sum(rows) / len(rows)
+        asked = max(1, -(-self.num_rows // engines))
+        mean = self.row_tokens / self.num_rows
         lowered = memory.sampling_copy_bytes(self.shape, getattr(self.stage.engine, "weights", "same"))
         empty = sampling_memory(models, layout, found, cached_bytes=0.0, lowered=lowered)
         free = (self.cluster.machine.memory_bytes - sum(empty.values())) * layout.engine_size
-        least = max(max(rows), min(asked, OF_THEM_SAMPLED) * mean) * self.per_token
+        least = max(self.longest_row, min(asked, OF_THEM_SAMPLED) * mean) * self.per_token
         cached = max(least, min(asked * mean * self.per_token, free))
         return sampling_memory(models, layout, found, cached_bytes=cached, lowered=lowered), free >= least
 
@@ -89,9 +90,7 @@ class Sampling:
             self.shape, self.cluster.machine, tensor_size=layout.engine_size, weight_width=self.width,
             taken_bytes=others, per_step=own if layout.placement == "ranks" else STEP_SECONDS,
         )  # fmt: skip
-        needed = sum(prompt + length for prompt, lengths in self.groups for length in lengths)
-        longest = max(prompt + max(lengths) for prompt, lengths in self.groups)
-        return replace(speed, max_tokens=min(float(needed), max(speed.max_tokens, float(longest))))
+        return replace(speed, max_tokens=min(float(self.row_tokens), max(speed.max_tokens, float(self.longest_row))))
 
     def seconds(self, layout: Layout, found: Mapping[str, float]) -> float:
         """Of one rollout, until the last engine has ended."""

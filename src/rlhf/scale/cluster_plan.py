@@ -12,7 +12,8 @@ from rlhf.config.threads import check_threads
 from rlhf.scale import memory
 from rlhf.scale.cluster_pipelines import PlannedPipeline, Sampling, pipelines_of
 from rlhf.scale.clusters import Cluster
-from rlhf.scale.layout_seconds import LayoutSeconds, micro_batch_tokens
+from rlhf.scale.costs import Roofline
+from rlhf.scale.layout_seconds import CostKey, LayoutSeconds, micro_batch_tokens
 from rlhf.scale.layouts import Layout, Models, layout_memory, layouts_for
 from rlhf.scale.plan import StageFacts, StagePlanner, stages_to_plan
 from rlhf.scale.sampled_lengths import SampledLengths
@@ -38,6 +39,8 @@ class LayoutPlan:
     """By activity, per optimizer step; communication is what computing does not hide."""
     run_seconds: float | None = None
     """Of the whole run; None where the number of steps is not known."""
+    settings: list[str] = field(default_factory=list)
+    """KEY=VALUE, inside the stage."""
     gpu_hours: float | None = None
     cost: float | None = None
     """None without a price."""
@@ -149,6 +152,7 @@ class _ClusterPlanner:
         self.facts: StageFacts = self.inner.facts()
         self.shapes = self.inner.shapes
         self.models = self._models()
+        self.costs: dict[CostKey, Roofline] = {}
         self.sampling = (
             None
             if self.facts.sampling is None
@@ -157,7 +161,14 @@ class _ClusterPlanner:
 
     def plan(self) -> ClusterStagePlan:
         tried = [found for size in self.cluster.part_sizes for found in self._tried(size)]
-        timed = [self._timed(plan) for plan in tried if plan.memory_frac <= 1]
+        easy_ones = {plan.layout for plan in tried if plan.memory_frac <= FITS}
+        fitting = [plan for plan in tried if plan.memory_frac <= 1]
+        # what fits as it is needs no memory of the host
+        timed = [
+            self._timed(plan)
+            for plan in fitting
+            if not plan.layout.offload or replace(plan.layout, offload=False) not in easy_ones
+        ]
         if not timed:
             nearest = self._timed(min(tried, key=lambda plan: plan.memory_frac))
             return self._stage_plan("constrained", nearest, None, nearest, [])
@@ -229,7 +240,7 @@ class _ClusterPlanner:
         """All layouts of so many accelerators, with their memory."""
         settings = self.stage.model
         layouts = layouts_for(
-            self.cluster, num_gpus, recomputed=settings.gradient_checkpointing, adapters=settings.lora is not None,
+            self.cluster, num_gpus, recomputed=settings.gradient_checkpointing is True, adapters=settings.lora is not None,
             samples=self.sampling is not None,
         )  # fmt: skip
         return [self._with_memory(layout) for layout in layouts]
@@ -249,7 +260,9 @@ class _ClusterPlanner:
             if sum(at_rest.values()) > sum(found.values()):
                 found = at_rest
             frac = max(frac, sum(at_rest.values()) / room, 0.0 if has_room else 1.01)
-        return LayoutPlan(layout=layout, memory=found, memory_frac=frac, host_bytes=host)
+        return LayoutPlan(
+            layout=layout, memory=found, memory_frac=frac, host_bytes=host, settings=layout.settings(self.cluster)
+        )
 
     def _fits(self, layout: Layout) -> bool:
         """Whether a trainer that does not sample fits."""
@@ -261,7 +274,7 @@ class _ClusterPlanner:
 
     def _work_on(self, layout: Layout) -> tuple[dict[str, float], dict[str, float], float]:
         """Seconds of a phase: learning, passes without gradient, giving weights away."""
-        spent = LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage)
+        spent = LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage, self.costs)
         return spent.learning(), spent.reading(self.facts.work.read), spent.push()
 
     def _timed(self, plan: LayoutPlan) -> LayoutPlan:
@@ -274,7 +287,7 @@ class _ClusterPlanner:
             phase["weights to engines"] = push
         steps = self.facts.work.steps
         seconds = {name: spent / steps for name, spent in phase.items() if spent > 0}
-        spent = LayoutSeconds(self.facts, self.shapes, plan.layout, self.cluster, self.stage)
+        spent = LayoutSeconds(self.facts, self.shapes, plan.layout, self.cluster, self.stage, self.costs)
         once = sum(spent.reading(self.facts.work.once).values())
         run = None if self.facts.steps is None else self.facts.steps * sum(seconds.values()) + once
         hours = None if run is None else run * plan.layout.num_gpus / 3600

@@ -27,6 +27,9 @@ from rlhf.scale.work import Pass
 UPDATE_TRAFFIC = 8
 """Numbers that AdamW moves for each weight, see ``rlhf.scale.costs.Roofline.optimize``."""
 
+CostKey = tuple[str, Head, int, bool]
+"""Whose, what it reads, accelerators that compute each layer together, whether activations are recomputed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -60,20 +63,27 @@ class LayoutSeconds:
         layout: How they are spread.
         cluster: Over what.
         stage: Its settings.
+        known: Costs of models on tensor-parallel groups, which layouts share; filled in here.
     """
 
     def __init__(
-        self, facts: StageFacts, shapes: Mapping[str, ModelShape], layout: Layout, cluster: Cluster, stage: Any
+        self,
+        facts: StageFacts,
+        shapes: Mapping[str, ModelShape],
+        layout: Layout,
+        cluster: Cluster,
+        stage: Any,
+        known: dict[CostKey, Roofline] | None = None,
     ) -> None:
         self.facts, self.layout, self.cluster, self.stage = facts, layout, cluster, stage
-        self.shapes = {name: self._with_checkpointing(shape) for name, shape in shapes.items()}
-        self.unit = sum(group.num_tokens for group in facts.groups) / len(facts.groups)
+        self.shapes = shapes
+        self.unit = facts.tokens_per_group
         self.machine = faster(cluster.machine, layout.tensor_size)
         self.ranks = Group.over(cluster, layout.num_ranks, stride=layout.tensor_size)
         self.shards = Group.over(cluster, layout.shard_size(cluster), stride=layout.tensor_size)
         self.tensors = Group.over(cluster, layout.tensor_size)
         self.is_sharded = layout.sharding in SHARDED_WEIGHTS and self.shards.size > 1
-        self._costs: dict[tuple[str, Head], Roofline] = {}
+        self.known = {} if known is None else known
 
     def learning(self) -> dict[str, float]:
         """Of one phase: forward, backward, optimizer and communication."""
@@ -82,7 +92,7 @@ class LayoutSeconds:
             for name, seconds in self._learned(one).items():
                 found[name] += seconds
         for whose, times in self.facts.work.optimized.items():
-            found["optimizer"] += times * self._optimizer(self.shapes[whose])
+            found["optimizer"] += times * self._optimizer(whose)
             found["communication"] += times * self._at_step_end(self.shapes[whose])
         return found
 
@@ -91,7 +101,7 @@ class LayoutSeconds:
         found: dict[str, float] = {"communication": 0.0}
         for one in passes:
             dealt = self._cut(one)
-            seconds = self._cost(one).read(dealt.tokens)
+            seconds = self._cost(one.whose, one.head).read(dealt.tokens)
             exposed = self._gathered(self.shapes[one.whose], seconds) + self._summed(one, dealt.tokens, 2)
             found[one.activity] = found.get(one.activity, 0.0) + one.times * dealt.turns * seconds
             found["communication"] += one.times * dealt.turns * exposed
@@ -105,7 +115,7 @@ class LayoutSeconds:
     def _learned(self, one: Pass) -> dict[str, float]:
         """All optimizer steps of a phase."""
         shape, dealt = self.shapes[one.whose], self._cut(one)
-        learned = self._cost(one).learn(dealt.tokens)
+        learned = self._cost(one.whose, one.head).learn(dealt.tokens)
         exposed = self._gathered(shape, learned.forward)
         exposed += self._gathered(shape, learned.backward, gradients=True)
         exposed += self._summed(one, dealt.tokens, 6 if self.layout.gradient_checkpointing else 4)
@@ -148,16 +158,12 @@ class LayoutSeconds:
         width = WIDTH[shape.settings.dtype if self.stage.autocast == "none" else self.stage.autocast]
         return times_per_layer * shape.num_layers * self.tensors.all_reduce(tokens * shape.hidden * width)
 
-    def _optimizer(self, shape: ModelShape) -> float:
+    def _optimizer(self, whose: str) -> float:
         """One step of AdamW on a rank's part."""
+        shape = self.shapes[whose]
         part = self.shards.size if self.layout.sharding in SHARDED_OPTIMIZER else 1
         if not self.layout.offload:
-            return (
-                Roofline(
-                    shape, self.facts.groups, self.machine, autocast=self.stage.autocast, head="logprobs"
-                ).optimize()
-                / part
-            )
+            return self._cost(whose, "logprobs").optimize() / part
         numbers = shape.num_trainable * shape.trained_width / self.layout.tensor_size / part
         beside = min(self.layout.num_gpus, self.cluster.gpus_per_node)  # ranks of a node share its memory's bandwidth
         return 2 * numbers / self.cluster.host + UPDATE_TRAFFIC * numbers * beside / self.cluster.host_bytes_per_second
@@ -165,19 +171,14 @@ class LayoutSeconds:
     def _cut(self, one: Pass) -> Cut:
         return cut(one.tokens, limit=one.max_tokens, ranks=self.layout.num_ranks, unit=self.unit)
 
-    def _cost(self, one: Pass) -> Roofline:
-        key = (one.whose, one.head)
-        if key not in self._costs:
-            self._costs[key] = Roofline(
-                self.shapes[one.whose], self.facts.groups, self.machine, autocast=self.stage.autocast, head=one.head
-            )
-        return self._costs[key]
-
-    def _with_checkpointing(self, shape: ModelShape) -> ModelShape:
-        settings = shape.settings
-        if settings.gradient_checkpointing == self.layout.gradient_checkpointing:
-            return shape
-        return replace(shape, settings=settings.updated(gradient_checkpointing=self.layout.gradient_checkpointing))
+    def _cost(self, whose: str, head: Head) -> Roofline:
+        recomputed = self.layout.gradient_checkpointing
+        key = (whose, head, self.layout.tensor_size, recomputed)
+        if key not in self.known:
+            shape = self.shapes[whose]
+            shape = replace(shape, settings=shape.settings.updated(gradient_checkpointing=recomputed))
+            self.known[key] = Roofline(shape, self.facts.groups, self.machine, autocast=self.stage.autocast, head=head)
+        return self.known[key]
 
 
 def faster(machine: Machine, times: int) -> Machine:
@@ -188,7 +189,7 @@ def faster(machine: Machine, times: int) -> Machine:
 
 def micro_batch_tokens(facts: StageFacts, layout: Layout) -> float:
     """Tokens of the largest micro-batch that learns on one rank."""
-    unit = sum(group.num_tokens for group in facts.groups) / len(facts.groups)
+    unit = facts.tokens_per_group
     return max(
         cut(one.tokens, limit=one.max_tokens, ranks=layout.num_ranks, unit=unit).tokens for one in facts.work.learned
     )

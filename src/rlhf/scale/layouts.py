@@ -17,13 +17,8 @@ Placement = Literal["ranks", "service"]
 """Of policy, reward models and teacher while completions are sampled and judged. ``ranks``: whole on each rank. ``service``: policies in
 engines of several accelerators, frozen models in shards."""
 NEEDS: Mapping[str, str] = {
-    "replicated": "copies of all weights on several GPUs (this version shards over ranks)",
-    "zero-1": "DeepSpeed's ZeRO-1",
-    "zero-2": "DeepSpeed's ZeRO-2",
-    "hybrid_shard": "hybrid sharding",
     "tensor": "tensor parallelism",
-    "offload": "the optimizer in the host's memory",
-    "service": "rollout engines and frozen models that are spread over GPUs",
+    "service": "rollout engines of several GPUs, and reward models in shards",
 }
 """Feature -> what has to be there for it. A feature that this version has leaves the table."""
 MODEL_PARTS = (
@@ -68,13 +63,16 @@ class Layout:
     @property
     def needs(self) -> list[str]:
         """What this version does not have and the layout takes."""
-        used = {
-            self.sharding: self.num_gpus > 1,
-            "tensor": self.tensor_size > 1,
-            "offload": self.offload,
-            "service": self.placement == "service",
-        }
+        used = {"tensor": self.tensor_size > 1, "service": self.placement == "service"}
         return [NEEDS[feature] for feature, is_used in used.items() if is_used and feature in NEEDS]
+
+    def settings(self, cluster: Cluster) -> list[str]:
+        """Settings of a recipe's stage that do it, as KEY=VALUE; without any, ranks share weights by FSDP2 (docs/ranks.md)."""
+        copies = self.num_ranks if self.sharding == "replicated" else self.num_ranks // self.shard_size(cluster)
+        by_deepspeed = self.sharding.startswith("zero") or self.offload
+        found = ["model.gradient_checkpointing=true"] if self.gradient_checkpointing else []
+        found += [f"fsdp.replicate={copies}"] if copies > 1 and not by_deepspeed else []
+        return found + (["deepspeed=FILE"] if by_deepspeed else [])
 
     def __str__(self) -> str:
         """In words: ``8 GPUs, full_shard, tensor size 2``."""
@@ -203,8 +201,8 @@ def layout_memory(
 def sampling_memory(
     models: Models, layout: Layout, found: Mapping[str, float], *, cached_bytes: float, lowered: float
 ) -> dict[str, float]:
-    """The same while completions are sampled: nothing is kept for a backward pass; whole policies and references on each rank, or engines
-    with their share of the policy; and as much of the keys and values as there is room for.
+    """The same while completions are sampled: nothing is kept for a backward pass; the policy is whole on each rank, or engines have their
+    share of it; and as much of the keys and values as there is room for.
 
     Args:
         models: Of the stage.
@@ -223,8 +221,7 @@ def sampling_memory(
         engine = {"rollout engine": policy / layout.engine_size, "KV cache": cached_bytes / layout.engine_size}
         return at_rest | engine
     if layout.sharding in SHARDED_WEIGHTS and layout.num_ranks > 1:
-        others = [*models.trained[1:], *([models.reference] if models.reference is not None else [])]
-        at_rest["weights whole for sampling"] = policy + sum(float(shape.weight_bytes) for shape in others)
+        at_rest["policy whole for sampling"] = policy
     return at_rest | {"KV cache": cached_bytes, **({"weights for sampling": lowered} if lowered else {})}
 
 

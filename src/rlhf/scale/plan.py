@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -152,7 +153,7 @@ def _dtype(stage: Any) -> DType:
     return d_type
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it remembers a mean
 class StageFacts:
     """What a stage does and with which models, whatever machine it will run on."""
 
@@ -169,6 +170,11 @@ class StageFacts:
     """Tokens that a loss sees, of all."""
     sampling: Asked | None = None
     """Prompts and lengths of completions of a stage that samples."""
+
+    @functools.cached_property
+    def tokens_per_group(self) -> float:
+        """The mean."""
+        return sum(group.num_tokens for group in self.groups) / len(self.groups)
 
 
 class StagePlanner:

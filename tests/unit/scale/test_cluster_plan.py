@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from rlhf.scale.communication import LINK_SHARE, START_SECONDS
 from rlhf.scale.communication import Group as Ranks
 from rlhf.scale.gpus import TABLE
 from rlhf.scale.layout_seconds import LayoutSeconds, cut
-from rlhf.scale.layouts import Layout, Models, layout_memory, layouts_for
+from rlhf.scale.layouts import Layout, Models, layout_memory, layouts_for, sampling_memory
 from rlhf.scale.links import LINKS, OF_GPUS
 from rlhf.scale.plan import StageFacts
 from rlhf.scale.sampled_lengths import read_sampled_lengths
@@ -178,6 +179,39 @@ def test_reward_models_are_whole_on_each_rank_and_in_shards_behind_a_service():
     assert not Layout(num_gpus=8, sharding="full_shard").needs
 
 
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        (Layout(num_gpus=8, sharding="full_shard"), []),
+        (
+            Layout(num_gpus=8, sharding="hybrid_shard", gradient_checkpointing=True),
+            ["model.gradient_checkpointing=true", "fsdp.replicate=2"],
+        ),
+        (Layout(num_gpus=4, sharding="replicated"), ["fsdp.replicate=4"]),
+        (Layout(num_gpus=8, sharding="zero-2"), ["deepspeed=FILE"]),
+        (Layout(num_gpus=1), []),
+    ],
+)
+def test_a_layout_says_which_settings_do_it(layout, settings):
+    assert layout.settings(cluster()) == settings
+
+
+def test_only_the_policy_is_whole_on_each_rank_while_completions_are_sampled():
+    shape = shape_of(ModelConfig.of(llama()))
+    layout = Layout(num_gpus=8, sharding="full_shard")
+    models = Models(trained=(shape, shape), copies=1, reference=shape, judging=())
+    found, _ = layout_memory(models, layout, cluster(), parts={}, tokens=100.0, scored_share=0.5, stage=stage())
+    sampling = sampling_memory(models, layout, found, cached_bytes=5.0, lowered=0.0)
+    assert sampling["policy whole for sampling"] == 4 * shape.num_parameters
+    assert sampling["reference"] == 4 * shape.num_parameters / 8
+    assert sampling["KV cache"] == 5
+    assert "activations" not in sampling
+    engines = sampling_memory(
+        models, replace(layout, placement="service", engine_size=4), found, cached_bytes=8.0, lowered=0.0
+    )
+    assert (engines["rollout engine"], engines["KV cache"]) == (shape.num_parameters, 2)
+
+
 def test_no_layout_crosses_nodes_with_tensor_parallelism_or_offloads_into_unknown_memory():
     layouts = list(layouts_for(cluster(host_memory_gib=None), 8, recomputed=False, adapters=False, samples=True))
     assert max(layout.tensor_size for layout in layouts) == 4
@@ -263,6 +297,25 @@ def test_the_cheapest_costs_least_of_all_that_fit_and_a_price_only_scales_it(rec
     assert stage.cheapest.layout == free.cheapest.layout
     hours = 100 * stage.cheapest.seconds_per_step * stage.cheapest.layout.num_gpus / 3600
     assert stage.cheapest.cost == pytest.approx(2 * hours) == priced.cost
+
+
+def test_the_memory_of_the_host_is_used_where_there_is_no_other_way(recipe):
+    sft = {
+        "kind": "sft",
+        "model": llama(24, 2048),
+        "data": "stage:world/sft.jsonl",
+        "batch_size": 64,
+        "max_length": 512,
+    }
+
+    def offloads(gib):
+        one = cluster(accelerator={**FIGURES, "memory_gib": gib}, nodes=1, gpus_per_node=1)
+        return plan_on_cluster(recipe(sft=sft), one).stages[0].cheapest.layout.offload
+
+    assert [offloads(gib) for gib in (60, 26)] == [
+        False,
+        True,
+    ]  # 16 bytes of 1.6e9 weights, 13 of them without averages
 
 
 def test_less_memory_takes_more_accelerators_until_nothing_fits(recipe):
