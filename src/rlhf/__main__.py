@@ -15,6 +15,8 @@ def main() -> None:
     if sys.platform == "win32":
         print(f"error: {NO_WINDOWS}", file=sys.stderr)
         raise SystemExit(2)
+    # The launcher `deepspeed` puts it before the command; the environment (LOCAL_RANK) says the same.
+    sys.argv[1:2] = [argument for argument in sys.argv[1:2] if not argument.startswith("--local_rank=")]
     from rlhf.cli import main as run
 
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -163,6 +164,7 @@ def _imported(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     deepspeed: Any = require("deepspeed", extra="deepspeed", needed_for="`deepspeed`")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".torch.distributed.* is deprecated", category=FutureWarning)
     if (
         device.type == "cpu"
     ):  # gloo does it; DeepSpeed would compile an operator of its own at the first start, for minutes

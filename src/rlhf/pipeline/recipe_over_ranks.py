@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlhf.config.deepspeed import deepspeed_settings
 from rlhf.config.launch import RayLaunchConfig
 from rlhf.config.rank_limits import refused_of_stage
 from rlhf.config.recipe import RecipeConfig
@@ -20,7 +21,7 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
     """Refuse, before anything is written, stages that several ranks can't do yet; finished ones count for nothing.
 
     Raises:
-        ConfigError: Naming each stage and setting.
+        ConfigError: Naming each stage and setting, or what of a DeepSpeed file contradicts a stage.
     """
     if ranks.size == 1:
         return
@@ -31,6 +32,8 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
     for name, stage in recipe.stages.items():
         if Artifact.read(run_dir / name) is None:
             problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
+            if getattr(stage, "deepspeed", None) is not None:
+                deepspeed_settings(stage.deepspeed, stage)
         if name == until:
             break
     if problems:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf.config.deepspeed import deepspeed_settings
 from rlhf.config.engines import engines_of
 from rlhf.config.environments import environments_of
 from rlhf.config.model import AUTO, ModelConfig
@@ -56,6 +57,7 @@ def check_resources(review: Review) -> None:
             _check_quantization(review, key, config)
         if stage.trains:
             _check_trackers(review, stage)
+            _check_deepspeed(review, stage)
         _check_parts(review, stage)
     _check_sizes(review)
 
@@ -155,6 +157,15 @@ def _check_quantization(review: Review, key: str, config: ModelConfig) -> None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         review.error(f"{key}.lora.quantize_4bit", _pip_line("bitsandbytes", "quant"), MissingExtraError)
+
+
+def _check_deepspeed(review: Review, stage: TrainConfig) -> None:
+    if stage.deepspeed is None:
+        return
+    try:
+        deepspeed_settings(stage.deepspeed, stage)
+    except ConfigError as err:
+        review.error("deepspeed", str(err), ConfigError)
 
 
 def _check_trackers(review: Review, stage: TrainConfig) -> None:
