@@ -23,6 +23,7 @@ from rlhf.rollout.draft_model import DraftModelDecoder, ModelDrafter, draft_mode
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.fused_selection import FusedChoice
 from rlhf.rollout.int8 import int8_linears
+from rlhf.rollout.kept_trees import KeptTrees
 from rlhf.rollout.lookup import LookupDrafter
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
@@ -96,6 +97,7 @@ class LocalEngine:
         self._version = 0
         self._paused = False
         self._cache = KVCache()
+        self._trees: KeptTrees | None = None
 
     @property
     def weight_version(self) -> int:
@@ -115,6 +117,19 @@ class LocalEngine:
             yield
         finally:
             self.weights = weights
+
+    @contextmanager
+    def keeping(self) -> Iterator[KeptTrees]:
+        """Context in which keys and values of prompts are kept from call to call; the weights must stay as they are in it.
+
+        Prompts of one ``tree`` share what they begin with. Samples are the same, as far as they are in any batch.
+        """
+        before, self._trees = self._trees, KeptTrees()
+        try:
+            yield self._trees
+        finally:
+            self._trees.clear()
+            self._trees = before
 
     def load_weights(self, version: int) -> None:
         """Note the version: engine and trainer share the module, and copies are made for each call, so there is nothing to do."""
@@ -192,8 +207,9 @@ class LocalEngine:
             stack.enter_context(torch.inference_mode() if fused is not None else self._precision(device))
             if fused is None and self.weights == "int8":
                 stack.enter_context(int8_linears(model))
+            decoder, begun = self._begun(model, fused, drafter, prompts)
             run = self._run(
-                model, self.policy.tokenizer, self._decoder(model, fused, drafter), prompts, requests, sampling, seed, rollout_index,
+                model, self.policy.tokenizer, decoder, begun, requests, sampling, seed, rollout_index,
                 drafter=drafter,
                 waiting=self._queue(requests, prompts, sampling.max_new_tokens),
                 limits=self._limits(requests, sampling.max_new_tokens),
@@ -240,6 +256,18 @@ class LocalEngine:
             return SamplingRun(*args, **how)
         limits = {"draft_tokens": self.speculate.draft_tokens, "max_rows": self.speculate.max_rows}
         return DraftedRun(*args, drafter=drafter, counts=self._drafts, **limits, **how)
+
+    def _begun(
+        self, model: PreTrainedModel, fused: FusedModel | None, drafter: Drafter | None, prompts: Sequence[PromptLike]
+    ) -> tuple[Decoder, Sequence[PromptLike]]:
+        """A decoder, and the prompts with what it knows of them."""
+        trees = self._trees
+        if trees is None:
+            return self._decoder(model, fused, drafter), prompts
+        if self.policy.path == "packed" and drafter is None:
+            return trees.begin(prompts, model, self._cache, max_prefill_tokens=self.max_prefill_tokens, fused=fused)
+        trees.read_whole(prompts)
+        return self._decoder(model, fused, drafter), prompts
 
     def _decoder(self, model: PreTrainedModel, fused: FusedModel | None, drafter: Drafter | None = None) -> Decoder:
         if self.policy.path == "packed":

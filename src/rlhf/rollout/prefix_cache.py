@@ -7,7 +7,7 @@ prompt, a conversation that grows) is in memory once. What was used longest ago 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,15 +37,25 @@ class PrefixCache:
 
     Args:
         max_tokens: Tokens that are kept at most; 0 keeps none.
+        fewest_tokens: A shorter beginning in common is read again.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, fewest_tokens: int = FEWEST_TOKENS) -> None:
         self.max_blocks = max_tokens // BLOCK_TOKENS
+        self.fewest_tokens = fewest_tokens
         self._pages: PagedKVCache | None = None
         self._layers: dict[nn.Module, int] = {}
         self._prompts: OrderedDict[int, np.ndarray] = OrderedDict()
         """Name -> token ids, the one used longest ago first."""
+        self._scopes: dict[int, Hashable] = {}
+        """Name -> whose prompt it is."""
+        self._of_scope: dict[Hashable, dict[int, None]] = {}
+        """The finished prompts of each."""
         self._next = 0
+        self.like: Tensor | None = None
+        """[..., kv_heads, D] of a layer, known after the first pass."""
+        self.modules: list[nn.Module] = []
+        """The attention layers, in order."""
 
     @property
     def num_bytes(self) -> int:
@@ -57,15 +67,16 @@ class PrefixCache:
         """Share of the blocks that hold tokens."""
         return self._pages.used_blocks / self.max_blocks if self._pages is not None and self.max_blocks else 0.0
 
-    def longest(self, ids: Sequence[int]) -> KeptPrefix:
-        """The longest kept beginning of a prompt; its last token is never among it, as somebody must predict the next one."""
+    def longest(self, ids: Sequence[int], scope: Hashable = None) -> KeptPrefix:
+        """The longest kept beginning of a prompt among those of its scope; its last token is never among it, as somebody must predict
+        the next one."""
         wanted = np.asarray(ids[:-1], dtype=np.int64)
         best, length = -1, 0
-        for name, kept in self._prompts.items():
-            common = _common(kept, wanted)
+        for name in self._of_scope.get(scope, ()):
+            common = _common(self._prompts[name], wanted)
             if common >= length:  # of equal ones the newest
                 best, length = name, common
-        if length < FEWEST_TOKENS:
+        if length < self.fewest_tokens:
             return KeptPrefix(-1, 0)
         self._prompts.move_to_end(best)
         return KeptPrefix(best, length)
@@ -78,21 +89,21 @@ class PrefixCache:
         keys, values, _ = self._pages.read(self._layers[module], names, [prefix.length for prefix in prefixes])
         return keys, values
 
-    def begin(self, ids: Sequence[int], prefix: KeptPrefix, layers: Sequence[nn.Module], like: Tensor) -> int | None:
+    def begin(self, ids: Sequence[int], prefix: KeptPrefix, scope: Hashable = None) -> int | None:
         """Room for a prompt, of which ``prefix`` is there; the rest is to be written.
 
         Args:
             ids: All its tokens.
             prefix: What ``longest`` found for it.
-            layers: The model's attention layers.
-            like: [..., kv_heads, D], for the sizes, type and device of keys and values.
+            scope: Whose it is.
 
         Returns:
-            The name to write under; None where there is no room.
+            The name to write under; None where there is no room, or the layers are not known yet.
         """
         if self._pages is None:
-            if not self.max_blocks:
+            if not self.max_blocks or self.like is None:
                 return None
+            layers, like = self.modules, self.like
             self._layers = {module: number for number, module in enumerate(layers)}
             self._pages = PagedKVCache(
                 num_layers=len(layers), kv_heads=like.shape[-2], head_width=like.shape[-1], max_blocks=self.max_blocks,
@@ -115,6 +126,7 @@ class PrefixCache:
                 self._pages.allocate(name, len(ids))
         except MemoryLimitError:
             return None
+        self._scopes[name] = scope
         return name
 
     def write(self, module: nn.Module, name: int, first: int, keys: Tensor, values: Tensor) -> None:
@@ -125,21 +137,38 @@ class PrefixCache:
     def finish(self, name: int, ids: Sequence[int]) -> None:
         """Every layer was written: later prompts may use it. Prompts that this one continues are of no more use by themselves."""
         kept = np.asarray(ids, dtype=np.int64)
-        for other, shorter in list(self._prompts.items()):
+        own = self._of_scope.setdefault(self._scopes[name], {})
+        for other in list(own):
+            shorter = self._prompts[other]
             if len(shorter) <= len(kept) and _common(shorter, kept) == len(shorter):
                 self.drop(other)
         self._prompts[name] = kept
+        own[name] = None
 
     def drop(self, name: int) -> None:
         """Forget a prompt, finished or not."""
         assert self._pages is not None
         self._prompts.pop(name, None)
+        self._of_scope.get(self._scopes.pop(name), {}).pop(name, None)
         self._pages.free(name)
+
+    def drop_scope(self, scope: Hashable) -> None:
+        """Forget the finished prompts of a scope."""
+        for name in list(self._of_scope.pop(scope, ())):
+            self.drop(name)
+
+    def fit(self, num_bytes: int) -> None:
+        """As many blocks as this memory has room for, once the layers are known and before anything is kept."""
+        if self.like is not None:
+            a_token = 2 * len(self.modules) * self.like.shape[-2] * self.like.shape[-1] * self.like.element_size()
+            self.max_blocks = num_bytes // (BLOCK_TOKENS * a_token)
 
     def clear(self) -> None:
         """Forget all, and give the memory back: the weights are others."""
         self._pages, self._layers = None, {}
         self._prompts.clear()
+        self._scopes.clear()
+        self._of_scope.clear()
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:

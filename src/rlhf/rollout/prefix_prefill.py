@@ -5,7 +5,7 @@ B  prompts in one pass      Q  most tokens that are read of one of them      J  
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,17 +160,12 @@ class PrefixDecoder(PackedDecoder):
         """
         super().__init__(model, cache, max_prefill_tokens=max_prefill_tokens, fused=fused)
         self.prefixes = prefixes
-        self._kept_like: Tensor | None = None
-        """[..., kv_heads, D] of a layer, known after the first pass."""
-        self._modules: list[nn.Module] = []
 
-    def begin(self, ids: Sequence[int]) -> PromptReading:
-        """Find what is known of a prompt, and keep room for it."""
+    def begin(self, ids: Sequence[int], scope: Hashable = None) -> PromptReading:
+        """Find what is known of a prompt among those of its scope, and keep room for it."""
         nothing = KeptPrefix(-1, 0)
-        if self._kept_like is None:
-            return PromptReading(ids, nothing, None)
-        prefix = self.prefixes.longest(ids)
-        name = self.prefixes.begin(ids, prefix, self._modules, self._kept_like)
+        prefix = self.prefixes.longest(ids, scope)
+        name = self.prefixes.begin(ids, prefix, scope)
         if name is None:
             return PromptReading(ids, nothing, None)
         # under its own name, which shares the blocks: the other prompt may be dropped before this one is read
@@ -186,6 +181,11 @@ class PrefixDecoder(PackedDecoder):
             self._pass([reading], [last - first], (0, 0, 0, 0), first=0, joins=False)
             reading.prefix = KeptPrefix(reading.name, last)
 
+    def learn(self, token: int) -> None:
+        """Read a token to know the layers: what is read first can be kept then, too. Rows that are there are gone."""
+        if self.prefixes.like is None:
+            self.prefill([[token]], np.zeros(1, dtype=np.int64), 1)
+
     def forget(self, reading: PromptReading) -> None:
         """Of a prompt that nobody waits for any more and that was not read to its end."""
         if reading.name is not None:
@@ -197,7 +197,7 @@ class PrefixDecoder(PackedDecoder):
         for reading in readings:
             if reading.name is not None:
                 self.prefixes.finish(reading.name, reading.ids)
-        if self._kept_like is None:
+        if self.prefixes.like is None:
             self._look_at_layers()
         ends = np.cumsum([reading.num_unread for reading in readings]) - 1
         return hidden.index_select(0, torch.from_numpy(ends).to(self.device))
@@ -232,5 +232,5 @@ class PrefixDecoder(PackedDecoder):
         layers = list(self.cache.layers.values())
         sizes = {(x.prompt_keys.shape[1], x.prompt_keys.shape[3], x.prompt_keys.dtype) for x in layers}
         if len(sizes) == 1 and all(fits_pages(x.prompt_keys, x.prompt_values) for x in layers):
-            self._modules = list(self.cache.layers)
-            self._kept_like = layers[0].prompt_keys.new_empty(0, *layers[0].prompt_keys.shape[1::2])
+            self.prefixes.modules = list(self.cache.layers)
+            self.prefixes.like = layers[0].prompt_keys.new_empty(0, *layers[0].prompt_keys.shape[1::2])

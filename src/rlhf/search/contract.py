@@ -39,6 +39,9 @@ class Cost:
     """Sampled by the policy, and by a critic that is a model."""
     prefill_tokens: int = 0
     """Prompts, and beginnings of completions, that the policy or a critic read before it sampled; once for all samples of one request."""
+    kept_tokens: int = 0
+    """Of prompts and beginnings that the policy did not have to read: an earlier request of the same search had, and their keys and values
+    were kept."""
     scorer_forwards: int = 0
     """Completions, or beginnings of some, that were scored, by the reward or by a value model."""
     scorer_tokens: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError, DataError
 from rlhf.rewards.types import Scorer, ask_scorer
+from rlhf.rollout.kept_trees import KeptTrees
 from rlhf.rollout.types import RolloutEngine
 from rlhf.search.contract import (
     CONTEXT_LENGTH,
@@ -48,6 +50,8 @@ class EnginePrompt:
 
     id: str
     ids: list[int]
+    tree: str
+    """The search's id: its requests begin alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,13 +180,20 @@ class _Block:
         self.engine, self.scorer, self.helpers, self.budget, self.seed = engine, scorer, helpers, budget, seed
         self.start, self.clock = start, clock
         self.cost_per_token = int(getattr(engine, "num_policies", 1))
+        self.trees: KeptTrees | None = None
 
     @property
     def out_of_time(self) -> bool:
         return self.budget.seconds is not None and self.clock() - self.start >= self.budget.seconds
 
     def run(self, lives: Sequence[LiveSearch]) -> None:
-        """Until every search of the block has its answer."""
+        """Until every search of the block has its answer; an engine that can keeps what its trees have in common until then."""
+        keeping = getattr(self.engine, "keeping", nullcontext)
+        with keeping() as self.trees:
+            self._run(lives)
+        self.trees = None
+
+    def _run(self, lives: Sequence[LiveSearch]) -> None:
         for live in lives:
             advance(live, None)
         while open_ones := [live for live in lives if not live.finished]:
@@ -199,6 +210,8 @@ class _Block:
                 if not live.finished and all(each.done for each in live.waiting):
                     answers = [each.answer for each in live.waiting]
                     advance(live, answers if live.as_list else answers[0])
+                if live.finished and self.trees is not None:
+                    self.trees.forget(live.prompt.id)
 
     def _sample(self, lives: Sequence[LiveSearch]) -> None:
         """Serve what can be served of every request for samples; requests of one kind go into one call."""
@@ -259,12 +272,16 @@ class _Block:
         for live, _, request in members:
             prefix = request.prefix.tokens if request.prefix is not None else []
             ids = live.prompt.ids if request.prompt_ids is None else request.prompt_ids
-            prompts.append(EnginePrompt(live.next_name(), [*ids, *prefix]))
+            prompts.append(EnginePrompt(live.next_name(), [*ids, *prefix], live.prompt.id))
         began = self.clock()
         groups = self.engine.generate(prompts, num_samples=num, sampling=sampling, seed=self.seed, rollout_index=0)
         seconds = self.clock() - began
         sampled = [sum(len(completion.tokens) for completion in group) for group in groups]
-        for (live, each, request), prompt, group, tokens in zip(members, prompts, groups, sampled, strict=True):
+        lengths = [len(prompt.ids) for prompt in prompts]
+        reads = lengths if self.trees is None else self.trees.read_tokens
+        for (live, each, request), length, read, group, tokens in zip(
+            members, lengths, reads, groups, sampled, strict=True
+        ):
             first = len(live.ask.candidates)
             parent = request.prefix or request.draft
             new = []
@@ -277,7 +294,8 @@ class _Block:
                 new.append(candidate)
             cost = Cost(
                 policy_tokens=tokens * self.cost_per_token,
-                prefill_tokens=len(prompt.ids) * self.cost_per_token,
+                prefill_tokens=read * self.cost_per_token,
+                kept_tokens=(length - read) * self.cost_per_token,
                 seconds=seconds * tokens / sum(sampled),
             )
             live.ask.cost.add(cost)
@@ -290,6 +308,7 @@ class _Block:
                     "finish_reasons": [candidate.finish_reason for candidate in new],
                     "policy_tokens": cost.policy_tokens,
                     "prefill_tokens": cost.prefill_tokens,
+                    "kept_tokens": cost.kept_tokens,
                 }
             )
             each.got += new
