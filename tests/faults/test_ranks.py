@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -33,10 +34,10 @@ def write_recipe(folder: Path, **stages: Any) -> Path:
     return folder / "recipe.yaml"
 
 
-def start(recipe: Path, output: Path, *, ranks: int) -> subprocess.Popen[str]:
+def start(recipe: Path, output: Path, *settings: str, ranks: int) -> subprocess.Popen[str]:
     rendezvous = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
     launcher = rendezvous if ranks > 1 else []
-    command = [sys.executable, *launcher, "-m", "rlhf", "run", str(recipe), f"output_dir={output}"]
+    command = [sys.executable, *launcher, "-m", "rlhf", "run", str(recipe), f"output_dir={output}", *settings]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
 
 
@@ -84,20 +85,23 @@ def test_a_recipe_over_ranks_is_that_of_one_process_and_survives_a_signal(tmp_pa
 
 @pytest.mark.slow
 def test_policies_that_sample_learn_over_ranks_as_in_one_process(tmp_path):
+    """Each rank samples, or two engines in Ray's actors do, which rank 0 asks for all."""
+    pytest.importorskip("ray")
     stages = {kind: online(tmp_path, kind) for kind in ("ppo", "grpo")}
     recipe = write_recipe(tmp_path, **stages)
-    for ranks, output in ((1, tmp_path / "one"), (2, tmp_path / "two")):
-        code, printed = finished(start(recipe, output, ranks=ranks))
+    engines = ("launch.launcher=ray", "launch.pools.engines.replicas=2", "launch.pools.engines.cpus=0.5")
+    for name, ranks, settings in (("one", 1, ()), ("two", 2, ()), ("pool", 2, engines)):
+        code, printed = finished(start(recipe, tmp_path / name, *settings, ranks=ranks))
         assert code == 0, printed
-    for stage in stages:
-        mine, theirs = (rollouts_of(folder / "run" / stage) for folder in (tmp_path / "one", tmp_path / "two"))
+    for stage, name in itertools.product(stages, ("two", "pool")):
+        mine, theirs = (rollouts_of(folder / "run" / stage) for folder in (tmp_path / "one", tmp_path / name))
         assert len(mine) == len(theirs) == 2 * 8, "rank 0 writes every completion once"
         first = [row for row in mine if row["step"] == 1]
         assert [(row["prompt_id"], row["sample"], row["completion_ids"], row["score"]) for row in first] == [
             (row["prompt_id"], row["sample"], row["completion_ids"], row["score"]) for row in theirs if row["step"] == 1
         ]
-        assert (tmp_path / "two" / "run" / stage / "model").is_dir()
-    assert sorted(metrics_of(tmp_path / "one" / "run")) == sorted(metrics_of(tmp_path / "two" / "run"))
+        assert (tmp_path / name / "run" / stage / "model").is_dir()
+        assert sorted(metrics_of(tmp_path / "one" / "run")) == sorted(metrics_of(tmp_path / name / "run"))
 
 
 @pytest.mark.slow

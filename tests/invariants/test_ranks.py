@@ -47,6 +47,19 @@ def test_other_trainers_and_settings_are_the_same_over_two_ranks(tmp_path):
         check_same(cases.train_case(name), *(of_rank[name] for of_rank in found))
 
 
+POOLED = ["grpo", "ppo-lora", "trpo", "grpo-moving"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
+def test_engines_outside_that_rank_0_asks_for_all_give_the_same_run(tmp_path):
+    found = run_over_ranks(cases.train_with_pool, POOLED, folder=tmp_path)
+    for result in found:
+        assert not isinstance(result, BaseException), result
+    for name in POOLED:
+        check_same(cases.train_case(name), *(of_rank[name] for of_rank in found))
+
+
 def check_same(one: Any, main: Any, other: Any) -> None:
     """Weights and events of one process, of rank 0 and of rank 1."""
     weights, events = one

@@ -16,7 +16,8 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
         "async_rollouts": getattr(config, "async_rollouts", None),
-        "an engine outside of the trainer": not getattr(getattr(config, "engine", None), "in_this_process", True),
+        "an environment with an engine outside of the trainer": getattr(config, "environment", None)
+        and not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(model, "compile", False),
         "model.lora.quantize_4bit": getattr(getattr(model, "lora", None), "quantize_4bit", False),
     }

@@ -14,6 +14,11 @@ FIRST_SLURM_PORT = 15_000
 SLURM_PORTS = 20_000
 """A job's port is ``FIRST_SLURM_PORT`` plus its number modulo this, so that two jobs on a machine hardly ever meet."""
 
+RANK_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+"""What makes a process a rank: not for a process that a rank starts for itself, whose libraries would join the ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

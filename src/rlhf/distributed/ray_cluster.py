@@ -21,6 +21,7 @@ from typing import Any
 from rlhf import errors
 from rlhf.config.launch import PoolConfig, RayLaunchConfig, asked_of_ray, resource_words
 from rlhf.distributed.actor_calls import ActorLostError
+from rlhf.distributed.launch_environment import RANK_VARIABLES
 from rlhf.errors import ConfigError, RLHFError, TrainingError, require, text_of
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Host:
         def build() -> Any:
             import torch
 
+            for name in RANK_VARIABLES:  # of the rank that started Ray
+                os.environ.pop(name, None)
             torch.set_num_threads(self.threads)
             module, _, function = self.builds.partition(":")
             self.built = getattr(importlib.import_module(module), function)(*arguments)

@@ -27,11 +27,13 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
         return
     of_device = device_problem_of_ranks(recipe.device, ranks)
     problems = [] if of_device is None else [of_device]
-    if isinstance(recipe.launch, RayLaunchConfig):
-        problems.append("launch.launcher: ray has one process that trains, and a launcher of ranks started this one")
+    pools = recipe.launch.pools.by_role() if isinstance(recipe.launch, RayLaunchConfig) else {}
+    problems += [f"launch.pools.{role}: ranks do this by themselves" for role in pools if role != "engines"]
     for name, stage in recipe.stages.items():
         if Artifact.read(run_dir / name) is None:
             problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
+            if "engines" in pools and getattr(stage, "environment", None) is not None:
+                problems.append(f"stages.{name}: an environment with engines of a pool")
             if getattr(stage, "deepspeed", None) is not None:
                 deepspeed_settings(stage.deepspeed, stage)
         if name == until:

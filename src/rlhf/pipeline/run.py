@@ -116,7 +116,8 @@ class Pipeline:
         ):
             check_recipe(self.recipe, self.run_dir, self.ranks, until=chosen.until)
             if not self.ranks.is_main:
-                follow(self.recipe, self.run_dir, self.ranks)
+                with actors_of(self.recipe, ()):  # which rank 0 asks for all
+                    follow(self.recipe, self.run_dir, self.ranks)
                 return {}
             self._make_folder()
             with locked(self.run_dir):

@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.allocator import CAPACITIES
+from rlhf.distributed.launch_environment import RANK_VARIABLES
 from rlhf.errors import ConfigError
 
 BOOT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 """Runs a script without putting its folder on the path: ours has modules that are called ``types`` and ``vllm``."""
-NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", *CAPACITIES)
-"""What would make another environment's interpreter look for modules in ours, and what we set for packed batches."""
+NOT_INHERITED = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "VIRTUAL_ENV",
+    "__PYVENV_LAUNCHER__",
+    *CAPACITIES,
+    *RANK_VARIABLES,
+)
+"""What would make another environment's interpreter look for modules in ours, what we set for packed batches, and what makes a process
+a rank."""
 GOODBYE_SECONDS = 5.0
 """For an idle worker to exit after its input is closed."""
 CHUNK = 1 << 20

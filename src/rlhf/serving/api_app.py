@@ -240,9 +240,7 @@ def _live_traffic(
     )  # fmt: skip
 
 
-def _stop(
-    searches: SearchRunner, engine: ServingEngine, scoring: Scoring, routes: ModelRoutes, seconds: float
-) -> None:
+def _stop(searches: SearchRunner, engine: ServingEngine, scoring: Scoring, routes: ModelRoutes, seconds: float) -> None:
     """Take no more requests, and let those that are there end for so long; searches need the two others."""
     limit = time.monotonic() + seconds
     searches.stop(seconds)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rlhf.activity import count_tokens, doing
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import TrainingError
 from rlhf.models.policy import PolicyModel
+from rlhf.rollout.engines import samples_elsewhere
 from rlhf.rollout.types import RolloutEngine
 from rlhf.training.rollouts import Rollout
 from rlhf.training.rollouts_over_ranks import ask_over_ranks
@@ -30,7 +32,7 @@ def ask_engine(
     name: str,
     same_as: PolicyModel | None,
 ) -> Rollout:
-    """Completions sampled with the newest weights; ranks share the prompts.
+    """Completions sampled with the newest weights; ranks share the prompts where each samples by itself.
 
     Args:
         engine: Who is asked.
@@ -48,13 +50,14 @@ def ask_engine(
     """
     engine.load_weights(version)
     with doing("rollout decode"):
-        groups = ask_over_ranks(
-            [prompt.id for prompt in prompts],
-            lambda places: engine.generate(
-                [prompts[place] for place in places],
-                num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index,
-            ),
-        )  # fmt: skip
+        sample = partial(
+            engine.generate, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index
+        )
+        if samples_elsewhere(engine):
+            groups = sample(prompts)
+        else:
+            ids = [prompt.id for prompt in prompts]
+            groups = ask_over_ranks(ids, lambda places: sample([prompts[place] for place in places]))
     completions = [completion for group in groups for completion in group]
     count_tokens("rollout decode", sum(len(completion.tokens) for completion in completions))
     if same_as is not None and version < CHECKED_VERSIONS and engine.fingerprint() != same_as.fingerprint():

@@ -8,7 +8,8 @@ from typing import Any
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.distributed.sharding import whole_weights
-from rlhf.rollout.engines import build_engine, close_engine, engine_figures, listen_to, samples_elsewhere
+from rlhf.rollout.engines import close_engine, engine_figures, listen_to, samples_elsewhere
+from rlhf.rollout.main_rank_engine import build_trainer_engine
 from rlhf.training.engine_calls import ask_engine
 from rlhf.training.inputs import RLInputs
 from rlhf.training.log import TrainingLogger
@@ -34,7 +35,9 @@ class RolloutCollector:
         self.log = log
         self.own_engine = inputs.engine is None and self.config.engine.in_this_process
         """Whether completions come from the module that is trained."""
-        self.engine = inputs.engine or build_engine(self.policy, self.config.engine, autocast=self.config.autocast)
+        self.engine = inputs.engine or build_trainer_engine(
+            self.policy, self.config.engine, autocast=self.config.autocast
+        )
         self.ahead = build_ahead(self.policy, self.config, own_engine=self.own_engine, name=name)
         self.version = 0
         """Of the weights that the engine samples with next."""

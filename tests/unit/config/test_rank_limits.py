@@ -31,7 +31,7 @@ def test_most_kinds_train_over_ranks(kind):
         ("sft", {"compiled": True}, "compiled"),
         ("prm", {"lm_coef": 0.5}, "lm_coef"),
         ("grpo", {"async_rollouts": {"max_staleness": 1}}, "async_rollouts"),
-        ("ppo", {"engine": "vllm"}, "engine"),
+        ("grpo", {"engine": "vllm", "environment": "game.py:Game"}, "environment"),
     ],
 )
 def test_what_is_refused_is_named(kind, settings, refused):
