@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 
 TOKEN = secrets.token_hex(16)
 """Of a cluster that this process starts: whoever else is on the machine can't run code in it, and nothing is written to ~/.ray."""
-QUIET = {
+VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of the machine go before an engine that the trainer waits for
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray 2.60 otherwise warns about at every start
 }
 CONNECT_SECONDS = 5.0
@@ -214,7 +215,7 @@ class RayCluster:
         """Ray, with a cluster; what it would change in this process stays as it was."""
         if self.launch.address is None and "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
-        for name, value in QUIET.items():
+        for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         ray = require("ray", extra="scale", needed_for="launcher: ray")
         if ray.is_initialized():  # a script's own; it is left as it is
