@@ -121,12 +121,13 @@ def rollouts(folder: Path, *, rounds: int) -> dict[str, Measured]:
     policy, prompts = quickstart(folder)
     measured: dict[str, Measured] = {}
     with ExitStack() as stack:
-        cluster = stack.enter_context(cluster_of(4))
+        cluster = stack.enter_context(cluster_of(sum(settings["replicas"] for settings in POOLS.values())))
         engines: dict[str, Any] = {"local": LocalEngine(policy)}
+        first = 0
         for name, settings in POOLS.items():
-            # Each in places of its own: a pool counts its replicas from 0.
-            part = copy.copy(cluster)
-            part._bundle = functools.partial(lambda first, role, replica: first + replica, len(engines) - 1)  # type: ignore[method-assign]
+            part = copy.copy(cluster)  # each pool in places of its own: it counts its replicas from 0
+            part._bundle = functools.partial(lambda first, role, replica: first + replica, first)  # type: ignore[method-assign]
+            first += settings["replicas"]
             engines[name] = stack.enter_context(pool_of(policy, part, **settings))
         for number in range(rounds + 2):
             change(policy)
@@ -204,7 +205,7 @@ def page(sampled: dict[str, Measured], pushed: Sequence[tuple[str, int, str, flo
         "",
         *(line.strip() for line in (__doc__ or "").strip().split("\n\n")[-1].splitlines()),
         "",
-        "| engines | rollouts | clock, s: fewest | clock, s: median | processor, s: fewest | processor, s: median | of the local engine's processor |",
+        "| engines | rollouts | clock, s: fewest | median | processor, s: fewest | median | of the local engine's processor |",
         "|---|---|---|---|---|---|---|",
     ]
     local = statistics.median(sampled["local"].processor)

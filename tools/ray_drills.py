@@ -38,7 +38,7 @@ SHORT = (
 """Of the recipe, so that a run takes seconds."""
 MARK = "RLHF_RAY_DRILL"
 """Environment variable that tells the processes of one drill from everyone else's."""
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,7 @@ class RayCluster:
                 ray.util.remove_placement_group(self._group)
         self._group = None
         if self._started_here:
+            self._started_here = False
             with _signals_kept():
                 ray.shutdown()
 
