@@ -92,7 +92,8 @@ class RayCall:
     def result(self) -> Any:
         """The answer of a call that is done."""
         try:
-            answer: Answer = self.ray.get(self.ref)
+            with _signals_of_ray():
+                answer: Answer = self.ray.get(self.ref)
         except self.ray.exceptions.RayError as err:
             raise ActorLostError(_how_it_was_lost(err)) from None
         if answer.failed:
@@ -206,10 +207,11 @@ class RayCluster:
     def wait(self, calls: Sequence[Any], timeout_seconds: float) -> list[Any]:
         """Those that are done."""
         by_ref = {call.ref: call for call in calls}
-        done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
-        if len(done) < len(by_ref):
-            rest = [ref for ref in by_ref if ref not in done]
-            done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        with _signals_of_ray():
+            done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
+            if len(done) < len(by_ref):
+                rest = [ref for ref in by_ref if ref not in done]
+                done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         return [by_ref[ref] for ref in done]
 
     def _connected(self) -> Any:
@@ -305,6 +307,17 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_of_ray() -> Iterator[None]:
+    """What a signal's handler raises inside Ray's compiled code may arrive as a SystemError that has it as its cause (Ray 2.60)."""
+    try:
+        yield
+    except SystemError as err:
+        if err.__cause__ is None:
+            raise
+        raise err.__cause__ from None
 
 
 def _take_over_messages() -> None:
