@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 TOKEN = secrets.token_hex(16)
 """Of a cluster that this process starts: whoever else is on the machine can't run code in it, and nothing is written to ~/.ray."""
-QUIET = {
+VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of the machine go before an engine that the trainer waits for
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray 2.60 otherwise warns about at every start
 }
 CONNECT_SECONDS = 5.0
@@ -94,7 +95,8 @@ class RayCall:
     def result(self) -> Any:
         """The answer of a call that is done."""
         try:
-            answer: Answer = self.ray.get(self.ref)
+            with _signals_of_ray():
+                answer: Answer = self.ray.get(self.ref)
         except self.ray.exceptions.RayError as err:
             raise ActorLostError(_how_it_was_lost(err)) from None
         if answer.failed:
@@ -169,6 +171,7 @@ class RayCluster:
                 ray.util.remove_placement_group(self._group)
         self._group = None
         if self._started_here:
+            self._started_here = False
             with _signals_kept():
                 ray.shutdown()
 
@@ -207,17 +210,18 @@ class RayCluster:
     def wait(self, calls: Sequence[Any], timeout_seconds: float) -> list[Any]:
         """Those that are done."""
         by_ref = {call.ref: call for call in calls}
-        done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
-        if len(done) < len(by_ref):
-            rest = [ref for ref in by_ref if ref not in done]
-            done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        with _signals_of_ray():
+            done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
+            if len(done) < len(by_ref):
+                rest = [ref for ref in by_ref if ref not in done]
+                done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         return [by_ref[ref] for ref in done]
 
     def _connected(self) -> Any:
         """Ray, with a cluster; what it would change in this process stays as it was."""
         if self.launch.address is None and "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
-        for name, value in QUIET.items():
+        for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         ray = require("ray", extra="scale", needed_for="launcher: ray")
         if ray.is_initialized():  # a script's own; it is left as it is
@@ -306,6 +310,17 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_of_ray() -> Iterator[None]:
+    """What a signal's handler raises inside Ray's compiled code may arrive as a SystemError that has it as its cause (Ray 2.60)."""
+    try:
+        yield
+    except SystemError as err:
+        if err.__cause__ is None:
+            raise
+        raise err.__cause__ from None
 
 
 def _take_over_messages() -> None:
