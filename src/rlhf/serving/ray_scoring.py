@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import logging
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -65,6 +66,8 @@ class RayScoring:
         self.applications: list[str] = []
         """Names, as `serve status` shows them: one for each model."""
         self._serve: Any = None
+        self._is_owner = False
+        """Whether the cluster began with this object."""
         self._handles: weakref.WeakKeyDictionary[ServedScorer, Any] = weakref.WeakKeyDictionary()
         self._endings: list[weakref.finalize[..., ServedScorer]] = []
         self._jobs: set[_Job] = set()
@@ -171,6 +174,10 @@ class RayScoring:
             self._loop = None
         for ending in self._endings:
             ending()
+        if self._is_owner:
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                self._serve.shutdown()  # forgets it, too: this process may start another
+        self._is_owner = False
         self._cluster.close()
 
     # What follows runs in the thread of the event loop.
@@ -219,6 +226,8 @@ class RayScoring:
     def _opened(self) -> Any:
         """Ray Serve, which listens nowhere: requests come through this process."""
         if self._serve is None:
+            there = sys.modules.get("ray")
+            self._is_owner = self._settings.address is None and (there is None or not there.is_initialized())
             self._cluster.open()
             self._serve = require("ray.serve", extra="scale", needed_for="Reward models in replicas")
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
