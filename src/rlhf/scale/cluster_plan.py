@@ -274,8 +274,8 @@ class _ClusterPlanner:
 
     def _work_on(self, layout: Layout) -> tuple[dict[str, float], dict[str, float], float]:
         """Seconds of a phase: learning, passes without gradient, giving weights away."""
-        spent = LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage, self.costs)
-        return spent.learning(), spent.reading(self.facts.work.read), spent.push()
+        costs = self._costs_on(layout)
+        return costs.learning(), costs.reading(self.facts.work.read), costs.push()
 
     def _timed(self, plan: LayoutPlan) -> LayoutPlan:
         learning, reading, push = self._work_on(plan.layout)
@@ -286,14 +286,16 @@ class _ClusterPlanner:
             phase["rollout"] = self.facts.work.asked * self.sampling.seconds(plan.layout, plan.memory)
             phase["weights to engines"] = push
         steps = self.facts.work.steps
-        seconds = {name: spent / steps for name, spent in phase.items() if spent > 0}
-        spent = LayoutSeconds(self.facts, self.shapes, plan.layout, self.cluster, self.stage, self.costs)
-        once = sum(spent.reading(self.facts.work.once).values())
-        run = None if self.facts.steps is None else self.facts.steps * sum(seconds.values()) + once
+        by_activity = {name: seconds / steps for name, seconds in phase.items() if seconds > 0}
+        first = self._costs_on(plan.layout).reading(self.facts.work.once)
+        run = None if self.facts.steps is None else self.facts.steps * sum(by_activity.values()) + sum(first.values())
         hours = None if run is None else run * plan.layout.num_gpus / 3600
         price = self.cluster.price_per_gpu_hour
         cost = None if hours is None or price is None else hours * price
-        return replace(plan, seconds=seconds, run_seconds=run, gpu_hours=hours, cost=cost)
+        return replace(plan, seconds=by_activity, run_seconds=run, gpu_hours=hours, cost=cost)
+
+    def _costs_on(self, layout: Layout) -> LayoutSeconds:
+        return LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage, self.costs)
 
 
 def _price(plan: LayoutPlan) -> tuple[float, int, int]:
