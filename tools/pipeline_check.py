@@ -3,10 +3,10 @@
     python tools/pipeline_check.py [--work FOLDER] [--turns 3] [--only published|measured]
 
 Measured: the quickstart's PPO, shortened, on this machine: in turns in one process, one step off (`async_rollouts`), and on two ranks of
-`torchrun`. Every prediction and every run is a fresh process, and they take turns; others' work on the machine only ever
-makes a phase longer, so the fast quarter of phases counts. Predictions know the recipe, thin
-copies of the models that are measured beforehand (as `rlhf plan` does), the lengths of the first run's `rollouts.jsonl`, and for ranks what a
-collective of gloo takes; nothing of them is fitted to the runs. Seconds are by the clock, from a phase's first step to the next one's.
+`torchrun`. Every prediction and every run is a fresh process, and they take turns. Predictions know the recipe, thin copies of the models that
+are measured beforehand (as `rlhf plan` does), the lengths of the first run's `rollouts.jsonl`, and for ranks what FSDP2 adds to a pass on
+two ranks; nothing of them is fitted to the runs. Seconds are processor seconds of the process that trains (rank 0), as `--profile` counts
+them: with a core to itself these are seconds by the clock where it waits for nobody, which the simulation says, too.
 
 Published: step times that others report with model, accelerators, batch and mean length (tools/published_steps.py, with sources).
 """
@@ -14,7 +14,6 @@ Published: step times that others report with model, accelerators, batch and mea
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import shutil
@@ -60,27 +59,21 @@ def recipe_of(work: Path, case: str) -> dict[str, Any]:
     }
 
 
-def run(work: Path, case: str) -> list[float]:
-    """Seconds of each phase but the first two of a run: from the end of its first step to that of the next phase's."""
+def run(work: Path, case: str) -> dict[str, float]:
+    """Seconds of a phase: of processors, and by the clock; without the first phase and those that are traced."""
     file = work / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe_of(work, case), sort_keys=False), encoding="utf-8")
     folder = work / "pipeline_check"
     shutil.rmtree(folder / "ppo", ignore_errors=True)
-    command = [sys.executable, "-m", "rlhf", "run", str(file), "--until", "ppo"]
+    command = [sys.executable, "-m", "rlhf", "run", str(file), "--until", "ppo", "--profile"]
     if case == "two ranks":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *command[1:]]
     subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    begun = max(
-        place for place, event in enumerate(events) if (event.get("stage"), event["event"]) == ("ppo", "stage_start")
-    )
-    ends: dict[int, float] = {}
-    for event in events[begun:]:
-        if event["event"] == "metrics" and event["stage"] == "ppo" and "step" in event:
-            ends.setdefault(event["step"], event["time"])
-    per_phase = max(ends) // ROLLOUTS
-    firsts = [ends[1 + phase * per_phase] for phase in range(ROLLOUTS)]
-    return [later - earlier for earlier, later in itertools.pairwise(firsts[1:])]
+    profile = json.loads((folder / "ppo" / "profile.json").read_text(encoding="utf-8"))
+    stage = recipe_of(work, case)["stages"]["ppo"]
+    per_phase = stage["epochs_per_rollout"] * stage["prompts_per_rollout"] // stage["minibatch_size"]
+    phases = profile["steps"] / per_phase
+    return {"processor": profile["cpu_seconds"] / phases, "clock": profile["wall_seconds"] / phases}
 
 
 def predict(work: Path, case: str) -> dict[str, Any]:
@@ -169,10 +162,10 @@ def exchange() -> None:
         spent = []
         for _ in range(22):
             distributed.barrier()
-            began = time.perf_counter()
+            began = time.process_time()
             policy.model(tokens).logits.sum().backward()
-            spent.append(time.perf_counter() - began)
-        seconds[name] = statistics.quantiles(spent[2:], n=4)[0]
+            spent.append(time.process_time() - began)
+        seconds[name] = statistics.median(spent[2:])
     if distributed.get_rank() == 0:
         print(json.dumps({"seconds_per_pass": seconds["sharded"] - seconds["whole"]}))
     distributed.destroy_process_group()
@@ -235,25 +228,21 @@ def _environment() -> dict[str, str]:
 def measured_lines(record: Mapping[str, Any]) -> list[str]:
     """The table of what was measured here."""
     loads = record["loads"]
-    columns = (
-        "seconds of a phase: predicted | measured, lower quartile | off by | measured, median | trainer busy, predicted | "
-        "staleness, predicted"
-    )
+    columns = "seconds of a phase: predicted | measured | off by | by the clock | trainer busy, predicted | staleness, predicted"
     lines = [
-        f"The machine ({os.cpu_count()} cores, AMD EPYC) was shared: its load was {min(loads):.1f} to {max(loads):.1f}. Others only",
-        f"make a phase longer, so the fast quarter of the phases of all {record['turns']} turns ({ROLLOUTS - 2} phases each) is compared; the",
-        "median stands beside it. Of predictions, which are made in processor seconds, the middle one is taken.",
+        f"The machine ({os.cpu_count()} cores, AMD EPYC) was shared: its load was {min(loads):.1f} to {max(loads):.1f}. So seconds are",
+        "processor seconds of the process that trains (rank 0), which are seconds by the clock where it has a core to itself and waits for",
+        f"nobody. Each is the middle of {record['turns']} turns; what the clock said on the busy machine stands beside it.",
         "",
         f"| pipeline | how | {columns} |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for case, figures in record["cases"].items():
         plan = {key: statistics.median(each[key] for each in figures["plans"]) for key in ("seconds", "trainer")}
-        phases = [seconds for each in figures["runs"] for seconds in each]
-        fast, middle, _ = statistics.quantiles(phases, n=4)
+        real, clock = (statistics.median(each[key] for each in figures["runs"]) for key in ("processor", "clock"))
         ages = ", ".join(f"{age}: {share:.0%}" for age, share in figures["plans"][0]["staleness"].items())
         lines.append(
-            f"| {case} | {CASES[case]} | {plan['seconds']:.2f} | {fast:.2f} | {_off(plan['seconds'], fast)} | {middle:.2f} | "
+            f"| {case} | {CASES[case]} | {plan['seconds']:.2f} | {real:.2f} | {_off(plan['seconds'], real)} | {clock:.2f} | "
             f"{plan['trainer']:.0%} | {ages} |"
         )
     return lines

@@ -124,6 +124,15 @@ def bytes_text(count: float) -> str:
     return f"{count / 1024:,.1f} TiB"
 
 
+def seconds_text(number: float) -> str:
+    """``1.5 h``, ``12.0 min``, ``3.20 s``, ``4.1 ms``: a duration to compare with others."""
+    if number >= 3600:
+        return f"{number / 3600:,.1f} h"
+    if number >= 90:
+        return f"{number / 60:.1f} min"
+    return f"{number:.2f} s" if number >= 0.1 else f"{number * 1000:.1f} ms"
+
+
 def duration(value: Any) -> str:
     """Seconds: ``8.2 s``, ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
     x = number(value)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf.cli.plan import seconds_text
-from rlhf.formatting import bytes_text, percentage
+from rlhf.formatting import bytes_text, percentage, seconds_text
 from rlhf.scale.cluster_pipelines import PlannedPipeline
 from rlhf.scale.cluster_plan import ClusterPlan, ClusterStagePlan, LayoutPlan
 from rlhf.scale.clusters import Cluster

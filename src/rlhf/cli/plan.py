@@ -10,7 +10,7 @@ import typer
 
 from rlhf.cli.options import JsonOption, LaunchOption, Overrides
 from rlhf.errors import ConfigError
-from rlhf.formatting import bytes_text
+from rlhf.formatting import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from rlhf.config.recipe import RecipeConfig
@@ -128,12 +128,3 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     for judge in stage.judges:
         lines += [f"  judge        {sentence}" for sentence in (judge.sentence(), judge.limit_sentence()) if sentence]
     return lines + [f"  assumed      {sentence}" for sentence in stage.assumed]
-
-
-def seconds_text(number: float) -> str:
-    """``1.5 h``, ``12.0 min``, ``3.20 s``, ``4.1 ms``."""
-    if number >= 3600:
-        return f"{number / 3600:,.1f} h"
-    if number >= 90:
-        return f"{number / 60:.1f} min"
-    return f"{number:.2f} s" if number >= 0.1 else f"{number * 1000:.1f} ms"

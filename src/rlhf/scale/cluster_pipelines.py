@@ -66,23 +66,23 @@ class Sampling:
         self.per_token = shape.cached_numbers_per_token * self.width
         self._known: dict[tuple[object, ...], float] = {}
 
-    def memory(self, models: Models, layout: Layout, found: Mapping[str, float]) -> tuple[dict[str, float], bool]:
+    def memory(self, models: Models, layout: Layout, components: Mapping[str, float]) -> tuple[dict[str, float], bool]:
         """Bytes of one accelerator while completions are sampled, and whether an engine has room for a few of them."""
         engines = layout.num_gpus // layout.engine_size
         asked = max(1, -(-self.num_rows // engines))
         mean = self.row_tokens / self.num_rows
         lowered = memory.sampling_copy_bytes(self.shape, getattr(self.stage.engine, "weights", "same"))
-        empty = sampling_memory(models, layout, found, cached_bytes=0.0, lowered=lowered)
+        empty = sampling_memory(models, layout, components, cached_bytes=0.0, lowered=lowered)
         free = (self.cluster.machine.memory_bytes - sum(empty.values())) * layout.engine_size
         least = max(self.longest_row, min(asked, OF_THEM_SAMPLED) * mean) * self.per_token
         cached = max(least, min(asked * mean * self.per_token, free))
-        return sampling_memory(models, layout, found, cached_bytes=cached, lowered=lowered), free >= least
+        return sampling_memory(models, layout, components, cached_bytes=cached, lowered=lowered), free >= least
 
-    def speed(self, layout: Layout, found: Mapping[str, float]) -> EngineSpeed:
-        """Of one engine; ``found`` is what an accelerator holds while it samples."""
+    def speed(self, layout: Layout, components: Mapping[str, float]) -> EngineSpeed:
+        """Of one engine; ``components`` is what an accelerator holds while it samples."""
         others = sum(
             size
-            for name, size in found.items()
+            for name, size in components.items()
             if name not in ("KV cache", "rollout engine", "activations", "gradients", "logits tiles")
         )
         own = self.shape.num_layers * KERNELS_PER_LAYER * LAUNCH_SECONDS
@@ -92,9 +92,9 @@ class Sampling:
         )  # fmt: skip
         return replace(speed, max_tokens=min(float(self.row_tokens), max(speed.max_tokens, float(self.longest_row))))
 
-    def seconds(self, layout: Layout, found: Mapping[str, float]) -> float:
+    def seconds(self, layout: Layout, components: Mapping[str, float]) -> float:
         """Of one rollout, until the last engine has ended."""
-        speed, engines = self.speed(layout, found), layout.num_gpus // layout.engine_size
+        speed, engines = self.speed(layout, components), layout.num_gpus // layout.engine_size
         key = (speed, engines)
         if key not in self._known:
             groups = [
@@ -128,7 +128,7 @@ def pipelines_of(
         work_on: Seconds of a phase of a layout, see ``rlhf.scale.cluster_plan``.
         fits: Whether a layout's memory is enough for a trainer.
     """
-    found = [_simulated(sampling, "synchronous", 0, layout, layout.num_gpus, work_on)]
+    pipelines = [_simulated(sampling, "synchronous", 0, layout, layout.num_gpus, work_on)]
     for kind, staleness in PIPELINES:
         tried = []
         for share in SHARES:
@@ -138,8 +138,8 @@ def pipelines_of(
             if 0 < num_sampling < layout.num_gpus and trainer is not None and fits(trainer):
                 tried.append(_simulated(sampling, kind, staleness, trainer, num_sampling, work_on))
         if tried:
-            found.append(min(tried, key=lambda each: each.seconds_per_step))
-    return found
+            pipelines.append(min(tried, key=lambda each: each.seconds_per_step))
+    return pipelines
 
 
 def _trainer(layout: Layout, num_gpus: int) -> Layout | None:

@@ -160,7 +160,7 @@ class _ClusterPlanner:
         )
 
     def plan(self) -> ClusterStagePlan:
-        tried = [found for size in self.cluster.part_sizes for found in self._tried(size)]
+        tried = [plan for size in self.cluster.part_sizes for plan in self._tried(size)]
         easy_ones = {plan.layout for plan in tried if plan.memory_frac <= FITS}
         fitting = [plan for plan in tried if plan.memory_frac <= 1]
         # what fits as it is needs no memory of the host
@@ -200,7 +200,7 @@ class _ClusterPlanner:
                 pipelines = pipelines_of(self.sampling, fastest.layout, self._work_on, self._fits)
             if cheapest.layout.placement == "service" or fastest.layout.placement == "service":
                 sources.assume(
-                    "an engine of several GPUs samples as vLLM's published figures let expect, 2 ms a token beside its products"
+                    "an engine of several GPUs samples with 2 ms for each token besides its products, as vLLM reports"
                 )
         return ClusterStagePlan(
             name=self.name,
@@ -246,36 +246,36 @@ class _ClusterPlanner:
         return [self._with_memory(layout) for layout in layouts]
 
     def _with_memory(self, layout: Layout) -> LayoutPlan:
-        found, host = layout_memory(
+        components, host = layout_memory(
             self.models, layout, self.cluster, parts=self.facts.parts, tokens=micro_batch_tokens(self.facts, layout),
             scored_share=self.facts.scored_share, stage=self.stage,
         )  # fmt: skip
         host *= min(layout.num_gpus, self.cluster.gpus_per_node)
         room = float(self.cluster.machine.memory_bytes)
-        frac = sum(found.values()) / room
+        frac = sum(components.values()) / room
         if host and host > (self.cluster.host_bytes or 0.0):
             frac = max(frac, 1 + host / (self.cluster.host_bytes or host))
         if self.sampling is not None:
-            at_rest, has_room = self.sampling.memory(self.models, layout, found)
-            if sum(at_rest.values()) > sum(found.values()):
-                found = at_rest
+            at_rest, has_room = self.sampling.memory(self.models, layout, components)
+            if sum(at_rest.values()) > sum(components.values()):
+                components = at_rest
             frac = max(frac, sum(at_rest.values()) / room, 0.0 if has_room else 1.01)
         return LayoutPlan(
-            layout=layout, memory=found, memory_frac=frac, host_bytes=host, settings=layout.settings(self.cluster)
+            layout=layout, memory=components, memory_frac=frac, host_bytes=host, settings=layout.settings(self.cluster)
         )
 
     def _fits(self, layout: Layout) -> bool:
         """Whether a trainer that does not sample fits."""
-        found, _ = layout_memory(
+        components, _ = layout_memory(
             self.models, layout, self.cluster, parts=self.facts.parts, tokens=micro_batch_tokens(self.facts, layout),
             scored_share=self.facts.scored_share, stage=self.stage,
         )  # fmt: skip
-        return sum(found.values()) <= self.cluster.machine.memory_bytes
+        return sum(components.values()) <= self.cluster.machine.memory_bytes
 
     def _work_on(self, layout: Layout) -> tuple[dict[str, float], dict[str, float], float]:
         """Seconds of a phase: learning, passes without gradient, giving weights away."""
-        spent = LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage, self.costs)
-        return spent.learning(), spent.reading(self.facts.work.read), spent.push()
+        costs = self._costs_on(layout)
+        return costs.learning(), costs.reading(self.facts.work.read), costs.push()
 
     def _timed(self, plan: LayoutPlan) -> LayoutPlan:
         learning, reading, push = self._work_on(plan.layout)
@@ -286,14 +286,16 @@ class _ClusterPlanner:
             phase["rollout"] = self.facts.work.asked * self.sampling.seconds(plan.layout, plan.memory)
             phase["weights to engines"] = push
         steps = self.facts.work.steps
-        seconds = {name: spent / steps for name, spent in phase.items() if spent > 0}
-        spent = LayoutSeconds(self.facts, self.shapes, plan.layout, self.cluster, self.stage, self.costs)
-        once = sum(spent.reading(self.facts.work.once).values())
-        run = None if self.facts.steps is None else self.facts.steps * sum(seconds.values()) + once
+        by_activity = {name: seconds / steps for name, seconds in phase.items() if seconds > 0}
+        first = self._costs_on(plan.layout).reading(self.facts.work.once)
+        run = None if self.facts.steps is None else self.facts.steps * sum(by_activity.values()) + sum(first.values())
         hours = None if run is None else run * plan.layout.num_gpus / 3600
         price = self.cluster.price_per_gpu_hour
         cost = None if hours is None or price is None else hours * price
-        return replace(plan, seconds=seconds, run_seconds=run, gpu_hours=hours, cost=cost)
+        return replace(plan, seconds=by_activity, run_seconds=run, gpu_hours=hours, cost=cost)
+
+    def _costs_on(self, layout: Layout) -> LayoutSeconds:
+        return LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage, self.costs)
 
 
 def _price(plan: LayoutPlan) -> tuple[float, int, int]:

@@ -87,25 +87,25 @@ class LayoutSeconds:
 
     def learning(self) -> dict[str, float]:
         """Of one phase: forward, backward, optimizer and communication."""
-        found = dict.fromkeys(("forward", "backward", "optimizer", "communication"), 0.0)
+        spent = dict.fromkeys(("forward", "backward", "optimizer", "communication"), 0.0)
         for one in self.facts.work.learned:
             for name, seconds in self._learned(one).items():
-                found[name] += seconds
+                spent[name] += seconds
         for whose, times in self.facts.work.optimized.items():
-            found["optimizer"] += times * self._optimizer(whose)
-            found["communication"] += times * self._at_step_end(self.shapes[whose])
-        return found
+            spent["optimizer"] += times * self._optimizer(whose)
+            spent["communication"] += times * self._at_step_end(self.shapes[whose])
+        return spent
 
     def reading(self, passes: Sequence[Pass]) -> dict[str, float]:
         """Of passes without gradient, and the communication that they do not hide."""
-        found: dict[str, float] = {"communication": 0.0}
+        spent: dict[str, float] = {"communication": 0.0}
         for one in passes:
             dealt = self._cut(one)
             seconds = self._cost(one.whose, one.head).read(dealt.tokens)
             exposed = self._gathered(self.shapes[one.whose], seconds) + self._summed(one, dealt.tokens, 2)
-            found[one.activity] = found.get(one.activity, 0.0) + one.times * dealt.turns * seconds
-            found["communication"] += one.times * dealt.turns * exposed
-        return found
+            spent[one.activity] = spent.get(one.activity, 0.0) + one.times * dealt.turns * seconds
+            spent["communication"] += one.times * dealt.turns * exposed
+        return spent
 
     def push(self) -> float:
         """Of giving the new weights to those that sample: everyone gathers them."""

@@ -70,9 +70,9 @@ class Layout:
         """Settings of a recipe's stage that do it, as KEY=VALUE; without any, ranks share weights by FSDP2 (docs/ranks.md)."""
         copies = self.num_ranks if self.sharding == "replicated" else self.num_ranks // self.shard_size(cluster)
         by_deepspeed = self.sharding.startswith("zero") or self.offload
-        found = ["model.gradient_checkpointing=true"] if self.gradient_checkpointing else []
-        found += [f"fsdp.replicate={copies}"] if copies > 1 and not by_deepspeed else []
-        return found + (["deepspeed=FILE"] if by_deepspeed else [])
+        settings = ["model.gradient_checkpointing=true"] if self.gradient_checkpointing else []
+        settings += [f"fsdp.replicate={copies}"] if copies > 1 and not by_deepspeed else []
+        return settings + (["deepspeed=FILE"] if by_deepspeed else [])
 
     def __str__(self) -> str:
         """In words: ``8 GPUs, full_shard, tensor size 2``."""
@@ -169,37 +169,37 @@ def layout_memory(
         for shape in models.trained
     ]
     kept: list[RankBytes] = []
-    found = {"weights": held[0].weights, "optimizer": held[0].optimizer, "gradients": held[0].gradients}
-    found["critic"] = sum(one.on_device for one in held[1:])
+    components = {"weights": held[0].weights, "optimizer": held[0].optimizer, "gradients": held[0].gradients}
+    components["critic"] = sum(one.on_device for one in held[1:])
     if models.reference is not None:
         kept.append(rank_bytes(model_bytes(models.reference, trained=False), **how))
-        found["reference"] = kept[-1].weights
+        components["reference"] = kept[-1].weights
     if models.judging:
         spread = how if layout.placement == "service" else {**how, "sharding": "replicated", "tensor_size": 1}
         judging = [rank_bytes(model_bytes(shape, trained=False), **spread) for shape in models.judging]
         kept += judging
-        found["reward models"] = sum(one.weights for one in judging)
-    found["gathered weights"] = max(one.gathered for one in [*held, *kept])
+        components["reward models"] = sum(one.weights for one in judging)
+    components["gathered weights"] = max(one.gathered for one in [*held, *kept])
     width = WIDTH[policy.settings.dtype if stage.autocast == "none" else stage.autocast]
-    found["activations"] = (
+    components["activations"] = (
         activation_bytes(
             tokens, num_layers=policy.num_layers, hidden=policy.hidden, inner=policy.inner, width=width,
             recomputed=layout.gradient_checkpointing,
         )
         / tensor
     )  # fmt: skip
-    found["logits tiles"] = tile_bytes(tokens * scored_share, policy.vocabulary, is_gpu=True)
+    components["logits tiles"] = tile_bytes(tokens * scored_share, policy.vocabulary, is_gpu=True)
     sharded = layout.sharding in SHARDED_WEIGHTS
-    found["copies of weights"] = (
+    components["copies of weights"] = (
         memory.extra_copies(stage, policy) / tensor / (layout.shard_size(cluster) if sharded else 1)
     )
-    found |= {name: size for name, size in parts.items() if name not in MODEL_PARTS}
-    found["libraries"] = float(memory.GPU_CONTEXT)
-    return {name: size for name, size in found.items() if size > 0}, sum(one.host for one in held)
+    components |= {name: size for name, size in parts.items() if name not in MODEL_PARTS}
+    components["libraries"] = float(memory.GPU_CONTEXT)
+    return {name: size for name, size in components.items() if size > 0}, sum(one.host for one in held)
 
 
 def sampling_memory(
-    models: Models, layout: Layout, found: Mapping[str, float], *, cached_bytes: float, lowered: float
+    models: Models, layout: Layout, components: Mapping[str, float], *, cached_bytes: float, lowered: float
 ) -> dict[str, float]:
     """The same while completions are sampled: nothing is kept for a backward pass; the policy is whole on each rank, or engines have their
     share of it; and as much of the keys and values as there is room for.
@@ -207,13 +207,13 @@ def sampling_memory(
     Args:
         models: Of the stage.
         layout: How they are spread.
-        found: From ``layout_memory``.
+        components: From ``layout_memory``.
         cached_bytes: Keys and values of all that one engine is asked for at once.
         lowered: Bytes of a copy of the weights that the rank's own engine samples with; 0 for none.
     """
     at_rest = {
         name: size
-        for name, size in found.items()
+        for name, size in components.items()
         if name not in ("activations", "gradients", "logits tiles", "gathered weights")
     }
     policy = float(models.trained[0].weight_bytes)

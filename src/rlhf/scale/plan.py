@@ -218,8 +218,7 @@ class StagePlanner:
 
     def _online(self) -> StageFacts:
         stage, shape = self.stage, self.shapes["policy"]
-        known = {} if self.sampled is None else {"lengths": self.sampled.pooled, "lengths_of": self.sampled.source}
-        asked = prompts_of(stage, shape, self.sources, **known)
+        asked = prompts_of(stage, shape, self.sources, self.sampled)
         groups = rollout_groups(
             asked, num_prompts=stage.prompts_per_rollout, group_size=stage.group_size, vocabulary=shape.vocabulary
         )

@@ -19,6 +19,7 @@ from rlhf.data.row_report import TokenizationReport
 from rlhf.data.tokenization import Score, Tokenization, tokenization
 from rlhf.models.tokens import load_tokenizer
 from rlhf.scale.expected_inputs import Sources
+from rlhf.scale.sampled_lengths import SampledLengths
 from rlhf.scale.shape import ModelShape, known_family
 from rlhf.seeds import derive_seed
 
@@ -84,17 +85,14 @@ def rows_of(stage: OfflineStage, shape: ModelShape, sources: Sources) -> Sample:
     )
 
 
-def prompts_of(
-    stage: Any, shape: ModelShape, sources: Sources, *, lengths: Sequence[int] = (), lengths_of: str = ""
-) -> Asked:
+def prompts_of(stage: Any, shape: ModelShape, sources: Sources, sampled: SampledLengths | None = None) -> Asked:
     """Prompts of a stage, and how long completions may become: as long as what the policy was shown, where that is known.
 
     Args:
         stage: Its settings.
         shape: Of the policy.
         sources: Of its data.
-        lengths: Tokens of completions that a policy sampled, which decide where there are any.
-        lengths_of: What they are of, for a person.
+        sampled: Lengths of completions that a policy sampled, which decide where there are any.
     """
     sample = _read(stage.prompts, "grpo", stage, sources, limit=stage.limit)
     longest = stage.sampling.max_new_tokens
@@ -105,11 +103,10 @@ def prompts_of(
         length = stage.max_prompt_length or min(NO_PROMPT_LIMIT, (shape.context or NO_LIMIT) // 2)
         prompts = [Prompt(str(i), _ids(length, shape.vocabulary, i), "") for i in range(SYNTHETIC)]
         total, said = None, f"settings: prompts of {length} tokens"
-    if lengths:
-        sources.assume(f"completions are as long as those of {lengths_of}, {longest} tokens at most")
-        return Asked(
-            prompts, total, [min(length, longest) for length in lengths], f"{said}; completions of {lengths_of}"
-        )
+    if sampled is not None:
+        sources.assume(f"completions are as long as those of {sampled.source}, {longest} tokens at most")
+        cut = [min(length, longest) for length in sampled.pooled]
+        return Asked(prompts, total, cut, f"{said}; completions of {sampled.source}")
     lengths, shown_by = _shown_lengths(stage, sources)
     if lengths:
         sources.assume(f"completions are as long as those that {shown_by} learns from, {longest} tokens at most")
