@@ -125,6 +125,14 @@ class ZeroEngine:
                 offload.forward_hooks, offload.backward_hooks = [], []
                 offload.setup_zero_stage3_hooks()
 
+    @property
+    def partitions(self) -> list[Tensor]:
+        """What the optimizer takes its steps on, on this rank."""
+        zero = self.engine.optimizer
+        if self.stage == WEIGHTS:
+            return list(zero.fp32_partitioned_groups_flat)
+        return [partition for group in zero.optimizer.param_groups for partition in group["params"]]
+
     def moments(self, parameter: nn.Parameter, key: str) -> Tensor:
         """Of the optimizer, the whole of what it keeps for a parameter; all ranks ask at once."""
         found: Tensor = self._fragments.safe_get_full_optimizer_state(parameter, key)
