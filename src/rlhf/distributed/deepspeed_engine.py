@@ -135,12 +135,12 @@ class ZeroEngine:
 
     def moments(self, parameter: nn.Parameter, key: str) -> Tensor:
         """Of the optimizer, the whole of what it keeps for a parameter; all ranks ask at once."""
-        found: Tensor = self._fragments.safe_get_full_optimizer_state(parameter, key)
-        return found
+        whole: Tensor = self._deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
+        return whole
 
     def set_moments(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
         """The other side of ``moments``."""
-        self._fragments.safe_set_full_optimizer_state(parameter, value, key)
+        self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, key)
 
     def close(self) -> None:
         """Whole parameters and plain modules, and nothing of DeepSpeed left in them."""
@@ -161,10 +161,6 @@ class ZeroEngine:
         parameters = list(self.caller.parameters())
         with self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if changed else None):
             yield
-
-    @property
-    def _fragments(self) -> Any:
-        return self._deepspeed.utils
 
 
 def _imported(device: torch.device) -> Any:
