@@ -99,8 +99,8 @@ def _optimizer_complaints(tree: Mapping[str, Any], config: TrainConfig) -> Itera
 
 
 def _section(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = tree.get(key)
-    return found if isinstance(found, Mapping) else {}
+    section = tree.get(key)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _rows_of_step(config: TrainConfig) -> int | None:

@@ -125,14 +125,22 @@ class ZeroEngine:
                 offload.forward_hooks, offload.backward_hooks = [], []
                 offload.setup_zero_stage3_hooks()
 
+    @property
+    def partitions(self) -> list[Tensor]:
+        """What the optimizer takes its steps on, on this rank."""
+        zero = self.engine.optimizer
+        if self.stage == WEIGHTS:
+            return list(zero.fp32_partitioned_groups_flat)
+        return [partition for group in zero.optimizer.param_groups for partition in group["params"]]
+
     def moments(self, parameter: nn.Parameter, key: str) -> Tensor:
         """Of the optimizer, the whole of what it keeps for a parameter; all ranks ask at once."""
-        found: Tensor = self._fragments.safe_get_full_optimizer_state(parameter, key)
-        return found
+        whole: Tensor = self._deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
+        return whole
 
     def set_moments(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
         """The other side of ``moments``."""
-        self._fragments.safe_set_full_optimizer_state(parameter, value, key)
+        self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, key)
 
     def close(self) -> None:
         """Whole parameters and plain modules, and nothing of DeepSpeed left in them."""
@@ -153,10 +161,6 @@ class ZeroEngine:
         parameters = list(self.caller.parameters())
         with self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if changed else None):
             yield
-
-    @property
-    def _fragments(self) -> Any:
-        return self._deepspeed.utils
 
 
 def _imported(device: torch.device) -> Any:

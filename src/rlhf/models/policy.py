@@ -75,8 +75,9 @@ class PolicyModel(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """All weights, tied ones once, adapters included."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        """All weights, tied ones once, adapters included; two of 4 bits lie in a byte."""
+        states = ((parameter, getattr(parameter, "quant_state", None)) for parameter in self.model.parameters())
+        return sum(parameter.numel() if state is None else state.shape.numel() for parameter, state in states)
 
     @property
     def has_adapter(self) -> bool:

@@ -59,7 +59,7 @@ class DeepSpeedOptimizer(Optimizer):
             optimizer=self.adamw, settings=deepspeed_settings(config.deepspeed, config),
         )  # fmt: skip
         # DeepSpeed looks for it after the first group's first step, when other groups would have none yet.
-        for partition in (p for group in self.adamw.param_groups for p in group["params"]):
+        for partition in self._zero.partitions:
             step = torch.zeros((), device=partition.device)
             self.adamw.state[partition] = {"step": step, **{key: torch.zeros_like(partition) for key in MOMENTS}}
 
