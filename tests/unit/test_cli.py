@@ -62,7 +62,7 @@ COMMANDS = {
     "data tasks": "RECIPE OUTPUT --stage --skip --limit --text --json",
     "search compare": "RECIPE OVERRIDES --json --quiet",
     "search strategies": "",
-    "serve": "MODEL SETTINGS --model --share --engine --registry --name --keys --store --reward --reference --replicas --traces "
+    "serve": "MODEL SETTINGS --model --share --shares --engine --registry --name --keys --store --reward --reference --replicas --traces "
     "--host --port --public-url --i-know",
     "export": "MODEL --format --quantization --out/-o --dtype --texts --check --max-increase --rows --reward --shard-size --quiet --json",
     "judge certify": "JUDGE SETTINGS --labels --store --guidelines --out/-o --limit --seed --own-model "

@@ -42,6 +42,13 @@ def serve(
             metavar="NAME=SHARES",
         ),
     ] = None,
+    shares_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--shares",
+            help="Keep here what shares are changed to (PUT /v1/shares/NAME); at the start the file goes before --share.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="Who samples: local, or vllm (engine.python=/opt/vllm/bin/python; docs/vllm.md)."),
@@ -136,6 +143,7 @@ def serve(
         reward=named_model(reward) if reward else None,
         reference=reference,
         traces=traces,
+        shares_file=shares_file,
     )
 
 
@@ -188,6 +196,7 @@ def _serve(
     reward: str | None,
     reference: Path | None,
     traces: str | None,
+    shares_file: Path | None,
 ) -> None:
     from rlhf.cli.stores import opened_store
     from rlhf.models.sources import check_there
@@ -203,6 +212,7 @@ def _serve(
         store = stack.enter_context(opened_store(keys)) if keys is not None else None
         kept = stack.enter_context(opened_store(feedback, must_exist=False)) if feedback is not None else None
         from rlhf.serving import create_app
+        from rlhf.serving.kept_shares import KeptShares
         from rlhf.web.connections import serve as serve_connections
 
         spans = None
@@ -219,9 +229,11 @@ def _serve(
             reward=reward,
             reference=reference,
             traces=spans,
+            kept_shares=KeptShares(shares_file) if shares_file is not None else None,
         )
         for name, of in shares:
-            app.state.routes.share(name, of)
+            if name not in app.state.routes.shares():  # what they were changed to goes before
+                app.state.routes.share(name, of)
         web = web.model_copy(update={"port": server.getsockname()[1]})
         for name, (model, version) in app.state.routes.models().items():
             print(_told(name, model, version, config))

@@ -33,11 +33,12 @@ from rlhf.serving import (
     share_routes,
     status_routes,
 )
-from rlhf.serving.api_errors import APIError, error_response, plain_error
+from rlhf.serving.api_errors import STATUS_CODES, APIError, error_response, plain_error
 from rlhf.serving.client_keys import MetricsClient
 from rlhf.serving.completion_memory import CompletionMemory
 from rlhf.serving.generate_api import Generation
 from rlhf.serving.inbox import Inbox
+from rlhf.serving.kept_shares import KeptShares
 from rlhf.serving.live_traffic import LiveTraffic, reference_samples
 from rlhf.serving.metrics_history import MetricsHistory
 from rlhf.serving.model_routes import ModelRoutes, Served, Source
@@ -56,6 +57,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 4 * 2**20
+FRAMEWORK_SENTENCES = {
+    400: "The request's JSON can't be read; it may be nested too deeply.",
+    404: "There is nothing at this address.",
+    405: "This address does not take this method.",
+}
+"""Status of what the framework refuses -> what is said of it."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "testserver"})
 
 
@@ -73,6 +80,7 @@ def create_app(
     reward: str | Path | None = None,
     reference: str | Path | None = None,
     traces: RequestTraces | None = None,
+    kept_shares: KeptShares | None = None,
 ) -> FastAPI:
     """A server with OpenAI's routes for completions, and vLLM's for scores.
 
@@ -91,13 +99,15 @@ def create_app(
         reward: A reward model that scores the share ``config.score_share`` of the completions.
         reference: A file of the evaluation set, which sampled prompts and rewards are compared with.
         traces: Makes OpenTelemetry spans of requests, see ``rlhf.serving.request_traces``.
+        kept_shares: What shares are changed to while the server runs is kept there, and read now.
 
     Returns:
         The application. Weights are loaded now; its engine starts and stops with it.
 
     Raises:
         ModelError: A model is not available or damaged.
-        ConfigError: The evaluation set is too small, or there is no tokenizer to read it with.
+        ConfigError: The evaluation set is too small, there is no tokenizer to read it with, or shares were kept of a model that is not
+            served.
     """
     config = config or ServingConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
     metrics, inbox = ServingMetrics(), Inbox()
@@ -106,6 +116,8 @@ def create_app(
     routes = ModelRoutes(partial(_load, config, deploy=deploy), metrics)
     for name, source in (models or {str(model_path): Source(str(model_path))}).items():
         routes.add(name, source)
+    for name, shares in (kept_shares.read() if kept_shares is not None else {}).items():
+        routes.share(name, shares)
     engine = ServingEngine(
         inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_requests=config.max_concurrent_requests,
         max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
@@ -158,7 +170,7 @@ def create_app(
         seconds=config.request_timeout_seconds,
     )  # fmt: skip
     state.stop = partial(_stop, state.searches, engine, scoring, routes)
-    state.live = live
+    state.live, state.kept_shares = live, kept_shares
     state.history = MetricsHistory(metrics.registry)
     state.consent = config.consent
     state.limiter = MovingWindowRateLimiter(MemoryStorage())
@@ -298,10 +310,9 @@ def _refused(_: Request, err: Exception) -> Response:
 
 def _http_error(_: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
-    detail: Any = "There is nothing at this address." if err.status_code == 404 else err.detail
-    return error_response(
-        APIError(err.status_code, str(detail), code="unknown_url" if err.status_code == 404 else None)
-    )
+    detail = FRAMEWORK_SENTENCES.get(err.status_code, str(err.detail))
+    code = "invalid_json" if err.status_code == 400 else STATUS_CODES.get(err.status_code)
+    return error_response(APIError(err.status_code, detail, code=code))
 
 
 def _not_json(_: Request, err: Exception) -> Response:
@@ -310,4 +321,4 @@ def _not_json(_: Request, err: Exception) -> Response:
 
 
 def _our_error(_: Request, err: Exception) -> Response:
-    return error_response(APIError(400, str(err)))
+    return error_response(APIError(400, str(err), code="invalid_value"))

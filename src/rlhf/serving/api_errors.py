@@ -17,6 +17,11 @@ TYPES: Mapping[int, str] = {
 }  # fmt: skip
 """The others are ``invalid_request_error`` below 500, and ``server_error``."""
 
+STATUS_CODES: Mapping[int, str] = {
+    400: "invalid_request", 404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large", 500: "internal_error",
+}  # fmt: skip
+"""The code of a refusal that comes from outside the routes."""
+
 
 class APIError(Exception):
     """A request that is not answered.
@@ -62,4 +67,6 @@ def error_response(err: APIError) -> Response:
 
 def plain_error(_: Request, status: int, sentence: str) -> Response:
     """Of a refusal that comes from outside the API, such as the shield's."""
-    return error_response(APIError(status, sentence.encode("utf-8", "backslashreplace").decode()))
+    return error_response(
+        APIError(status, sentence.encode("utf-8", "backslashreplace").decode(), code=STATUS_CODES.get(status))
+    )

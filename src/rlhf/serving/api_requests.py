@@ -31,6 +31,10 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 """Key -> values that ask for nothing."""
 
 
+TokenId = Annotated[int, Field(strict=True)]
+"""``true`` is no token."""
+
+
 class StreamOptions(BaseModel):
     """What a stream says beyond the completion."""
 
@@ -125,7 +129,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
     @property
@@ -197,11 +201,23 @@ def body_of(kind: type[Body], sent: Any, unsupported: Mapping[str, tuple[Any, ..
         raise APIError(
             400, f"stop takes up to {MOST_STOPS} texts, none of them empty.", code="invalid_value", param="stop"
         )
+    if any(not is_text(text) for text in body.stops):
+        message = "stop holds half of a surrogate pair, which is no character."
+        raise APIError(400, message, code="invalid_value", param="stop")
     if isinstance(body, ChatBody) and body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs: true.", code="invalid_value", param="top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise APIError(400, "stream_options needs stream: true.", code="invalid_value", param="stream_options")
     return body
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be written in UTF-8: JSON may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def biases(body: GenerationBody, vocabulary: int) -> dict[int, float]:
@@ -234,4 +250,7 @@ def _fault(kind: type[BaseModel], err: ValidationError) -> APIError:
     if first["type"] == "missing":
         return APIError(400, f"{where} is missing.", code="missing_required_parameter", param=where)
     got = describe(first["input"])
+    if top == "prompt":  # pydantic names each form that it is not of
+        message = f"prompt is {got}; wanted a text, token ids, or a list of either."
+        return APIError(400, message, code="invalid_value", param=top)
     return APIError(400, f"{where} is {got}: {first['msg'].lower()}.", code="invalid_value", param=top or None)

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from rlhf.serving.generate_api import Completed, Generation, kept_prompt, prompt
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
 from rlhf.serving.live_traffic import LiveTraffic, SampledAnswer
 from rlhf.serving.prompt_reading import beside_streams, size_of
+from rlhf.serving.token_texts import token_bytes, token_text
 from rlhf.serving.search_answers import SearchedAnswer, searched_answer
 
 router = APIRouter()
@@ -156,9 +158,9 @@ class _Form(ABC):
     def delta(self, index: int, piece: Piece) -> dict[str, Any]:
         """What a completion grew by."""
 
-    def token(self, token: int) -> str:
-        """A token's text."""
-        return str(self.asked.model.tokenizer.decode([token]))
+    def bytes_of(self, token: int) -> bytes:
+        """A token's bytes."""
+        return token_bytes(self.asked.model.tokenizer, token)
 
 
 class _Chat(_Form):
@@ -187,8 +189,8 @@ class _Chat(_Form):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.token(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
+        data = self.bytes_of(token)
+        return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
 
 
 class _Text(_Form):
@@ -197,6 +199,8 @@ class _Text(_Form):
     def __init__(self, asked: Asked, *, echo_ids: list[list[int]]) -> None:
         super().__init__(asked)
         self._offsets: dict[int, int] = {}
+        self._decoders: dict[int, Any] = {}
+        """Of each completion, for characters of several tokens."""
         self.num_prompts = len(echo_ids)
 
     def choice(self, index: int, completed: Completed) -> dict[str, Any]:
@@ -210,17 +214,23 @@ class _Text(_Form):
     def _logprobs(self, index: int, tokens: list[int], values: list[TokenLogprobs]) -> dict[str, Any] | None:
         if not values:
             return None
-        texts = [self.token(token) for token in tokens]
+        decoder = self._decoders.setdefault(index, getincrementaldecoder("utf-8")("replace"))
         offsets = []
-        for text in texts:
+        for token in tokens:
             offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(text)
+            self._offsets[index] = offsets[-1] + len(decoder.decode(self.bytes_of(token)))
         return {
-            "tokens": texts,
+            "tokens": [self._name(token) for token in tokens],
             "token_logprobs": [value.logprob for value in values],
-            "top_logprobs": [{self.token(t): p for t, p in value.top} for value in values],
+            "top_logprobs": [{self._name(t): p for t, p in value.top} for value in values],
             "text_offset": offsets,
         }
+
+    def _name(self, token: int) -> str:
+        """A token's text; this API marks a part of a character."""
+        data = self.bytes_of(token)
+        text = token_text(data)
+        return text if text.encode("utf-8", "surrogatepass") == data else f"bytes:{text}"
 
 
 async def _answer(

@@ -120,6 +120,11 @@ class ModelRoutes:
                 )
             self._shares[name] = Shares({other: share / total for other, share in shares.items()})
 
+    def unshare(self, name: str) -> None:
+        """A name shares nothing any more."""
+        with self._lock:
+            self._shares.pop(name, None)
+
     def names(self) -> list[str]:
         """What requests may name."""
         with self._lock:

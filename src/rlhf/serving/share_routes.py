@@ -16,6 +16,7 @@ from rlhf.errors import ConfigError
 from rlhf.serving.api_errors import APIError
 from rlhf.serving.api_requests import check_json
 from rlhf.serving.client_keys import SharesClient
+from rlhf.serving.kept_shares import KeptShares
 from rlhf.serving.model_routes import ModelRoutes
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,18 @@ def change_shares(name: str, sent: Annotated[Any, Body()], request: Request, cli
             message = f"The share of {describe(other)} is {describe(share)}; wanted a number, such as 0.2."
             raise APIError(400, message, code="invalid_value", param=other[:100])
     routes: ModelRoutes = request.app.state.routes
+    kept: KeptShares | None = request.app.state.kept_shares
+    before = routes.shares().get(name)
     try:
         routes.share(name, sent)
     except ConfigError as err:
         raise APIError(400, str(err), code="invalid_value") from None
+    if kept is not None:
+        try:
+            kept.write(routes.shares())
+        except OSError as err:
+            routes.unshare(name) if before is None else routes.share(name, before)
+            raise APIError(500, f"The shares could not be kept and stay as they were: {err}", code="not_kept") from None
     of = routes.shares()[name]
     log.info("shares of %r changed to %s", name, of)
     return {"name": name, "of": of}

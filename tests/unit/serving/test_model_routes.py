@@ -14,6 +14,7 @@ from rlhf.config.serving import ServingConfig
 from rlhf.errors import ConfigError, ModelError
 from rlhf.registry.registry import Registry
 from rlhf.serving import create_app
+from rlhf.serving.kept_shares import KeptShares
 from rlhf.serving.model_routes import ModelRoutes, Shares, Source
 from rlhf.serving.prometheus_metrics import ServingMetrics
 from tests.unit.serving.conftest import build_model
@@ -250,3 +251,35 @@ def test_a_key_is_for_shares_only_where_that_was_said(tmp_path):
     with PreferenceStore(str(tmp_path / "keys.db")) as store:
         plain = access.add_api_token(store.engine, "plain")
         assert "shares" not in access.program_of(store.engine, plain).scopes
+
+
+def test_changed_shares_outlive_the_server(folders, tmp_path):
+    models = {"one": Source(str(folders[0])), "two": Source(str(folders[1]))}
+    kept = KeptShares(tmp_path / "shares.json")
+
+    def start(of=models):
+        return create_app(models=of, config=ServingConfig(compiled=False), kept_shares=kept)
+
+    with TestClient(start()) as site:
+        assert site.put("/v1/shares/live", json={"one": 3, "two": 1}).status_code == 200
+        site.put("/v1/shares/live", json={"one": 1, "two": 3})
+    with TestClient(start()) as site:
+        (live,) = [each for each in site.get("/v1/models").json()["data"] if each["id"] == "live"]
+        assert live["shares"] == {"one": 0.25, "two": 0.75}
+        kept.path = tmp_path / "shares.json" / "below"  # of a file
+        answer = site.put("/v1/shares/live", json={"one": 1, "two": 0})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_kept")
+        answer = site.put("/v1/shares/other", json={"one": 1})
+        assert answer.status_code == 500
+        assert site.app.state.routes.shares() == {"live": {"one": 0.25, "two": 0.75}}
+    kept.path = tmp_path / "shares.json"
+    with pytest.raises(ConfigError, match="two"):
+        start({"one": models["one"]})
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"live": {"one": "much"}}', '{"live": {"one": true}}'])
+def test_a_file_that_holds_no_shares_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "shares.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="shares.json"):
+        KeptShares(path).read()

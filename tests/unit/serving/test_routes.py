@@ -276,3 +276,44 @@ def test_a_client_that_hangs_up_is_not_answered_any_more(folder):
         while app.state.engine.num_running and time.monotonic() < limit:
             time.sleep(0.02)
         assert app.state.engine.num_running == 0
+
+
+def test_parts_of_characters_have_bytes_and_names_of_their_own(site, tokenizer):
+    hand = tokenizer("👋", add_special_tokens=False)["input_ids"]
+    assert len(hand) > 1, "the tokenizer has no token for it"
+    biases = {str(token): 100 for token in hand}
+    how = {"logit_bias": biases, "max_tokens": 4, "ignore_eos": True}
+    (choice,) = ask(site, **how, logprobs=True, top_logprobs=3).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert {bytes(each["bytes"]) for each in content} <= {bytes([byte]) for byte in "👋".encode()}
+    assert all(each["token"] == "".join(f"\\x{byte:02x}" for byte in each["bytes"]) for each in content)
+    (choice,) = ask(site, "/v1/completions", **how, logprobs=4).json()["choices"]
+    assert all(name.startswith("bytes:\\x") for name in choice["logprobs"]["tokens"])
+    assert all(len(top) == 4 for top in choice["logprobs"]["top_logprobs"]), "each has a name of its own"
+
+
+@pytest.mark.parametrize("prompt", [[True, 2], [[1, 2], [False]], [1.0, 2], {"a": 1}])
+def test_what_is_no_prompt_is_refused_by_name(site, prompt):
+    answer = ask(site, "/v1/completions", prompt=prompt)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", "prompt")
+
+
+def test_half_a_character_in_a_stop_text_is_refused(site):
+    body = json.dumps({"model": "tiny", "prompt": "Once", "max_tokens": 2, "stop": ["a", "\ud83d"]})
+    answer = site.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stop")
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        ("[" * 100_000 + "]" * 100_000, 400, "invalid_json"),
+        ('{"model": "tiny", "prompt": "a", "metadata": ' + '{"a":' * 3000 + "1" + "}" * 3001, 400, "invalid_json"),
+        ("x" * 5_000_000, 413, "request_too_large"),
+    ],
+)
+def test_every_refusal_has_a_code(site, content, status, code):
+    answer = site.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert site.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
