@@ -34,7 +34,7 @@ COMMANDS = {
     "merge": "CONFIG --out/-o --dry-run --seed --threads --shard-size --hashes --greedy --quiet --json",
     "methods": "NAME --json",
     "validate": "RECIPE OVERRIDES --quick --launch --json",
-    "plan": "RECIPE OVERRIDES --gpu --stage --launch --json",
+    "plan": "RECIPE OVERRIDES --gpu --cluster --rollouts --stage --launch --json",
     "doctor": "RUN_DIR --quick --json",
     "lineage": "PATH --runs --trace --json",
     "debug kl": "POLICY REFERENCE SETTINGS --shown --device --json",

@@ -211,7 +211,6 @@ def like(source: Tensor, target: Tensor) -> Tensor:
     """
     if not is_shard(target):
         return whole(source)
-        return source
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     placed: Any = target

@@ -210,4 +210,4 @@ def _keep_one_product(model: nn.Module) -> None:
     rounds their scales to bfloat16 (1e-3 of a log-probability on the embedded model), and has no gradient for what it then computes."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

@@ -69,9 +69,16 @@ def saveable_on_main(model: nn.Module, scratch: Path) -> Iterator[None]:
     with ExitStack() as stack:
         for network in networks_of(model):
             is_adapter = isinstance(network, PeftModel)
-            if is_adapter and not base_model(network).name_or_path:
+            if isinstance(network, PeftModel) and not base_model(network).name_or_path:
                 unshard(base_model(network))
-            stack.enter_context(
-                whole_on_main(network, scratch, wanted=lambda p, only=is_adapter: p.requires_grad or not only)
-            )
+            wanted = _is_trained if is_adapter else _is_any
+            stack.enter_context(whole_on_main(network, scratch, wanted=wanted))
         yield
+
+
+def _is_trained(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def _is_any(parameter: nn.Parameter) -> bool:
+    return True

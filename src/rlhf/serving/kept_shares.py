@@ -36,7 +36,7 @@ class KeptShares:
         if not isinstance(kept, dict) or not all(map(_are_shares, kept.values())):
             raise ConfigError(
                 f"{self.path} does not hold shares; wanted names with the shares of models, such as "
-                '{"live": {"champion": 0.9, "challenger": 0.1}}. Mend it, or remove it and share anew.'
+                '{"live": {"champion": 0.9, "challenger": 0.1}}. Correct it, or delete it and set the shares again.'
             )
         return {name: dict(shares) for name, shares in kept.items()}
 

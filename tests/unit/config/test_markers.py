@@ -18,6 +18,7 @@ SOUNDS_LIKE_ONE = re.compile(
     r"\b(files?|folders?|hub|function|jsonl?|csv|jinja|path|tokenizer|module)\b|stage:", re.IGNORECASE
 )
 NAMES_NOTHING = {
+    "TrainConfig.deepspeed": "read when ranks start; no result depends on it",
     "AgainstReference.cache_reference": "a folder for copies of what can be computed; no result depends on them",
     "EvaluateStage.metrics": "names of a table, or functions that are looked up as they are",
     "GateStage.registry": "a folder that the first promotion makes",

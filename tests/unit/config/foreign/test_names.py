@@ -66,7 +66,6 @@ def test_from_pretrained_is_answered_too():
         ("PPOConfig", "value_clip_range", "'clip_value'"),
         ("PPOConfig", "kl_penalty_coef", "'kl.coef'"),
         ("RewardModelConfig", "base_model", "'model'"),
-        ("DPOConfig", "deepspeed", "docs/ranks.md"),
     ],
 )
 def test_a_wrong_key_of_a_config_is_answered_by_the_same_tables(config, key, right):
