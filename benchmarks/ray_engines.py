@@ -50,7 +50,7 @@ SIZES = {"1M": (128, 4), "20M": (448, 8), "100M": (768, 14)}
 MEASURED = "benchmarks.ray_engines:build_measured"
 POOLS: dict[str, dict[str, Any]] = {
     "1 in Ray": {"replicas": 1},
-    "2 in Ray": {"replicas": 2},
+    "2 in Ray, `prompts_per_unit: 24`": {"replicas": 2, "prompts_per_unit": 24},
     "2 in Ray, `prompts_per_unit: 48`": {"replicas": 2, "prompts_per_unit": 48},
 }
 WAYS = ("object_store", "folder")
