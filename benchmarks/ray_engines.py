@@ -4,7 +4,8 @@
     python benchmarks/ray_engines.py --write docs/results/ray-engines.md
 
 A rollout is the quickstart's: its prompts, 96 at a time, up to 40 tokens, with a model that `sft` trained for 20 steps. Before each one the
-weights are changed, so a pool is given them and acknowledges them in the measured time. Engines take turns, and all have one thread. A push
+weights are changed, so a pool is given them and acknowledges them in the measured time. Engines take turns, and all have one thread. Seconds
+of the processor are those of this process and of the engines together: on a busy machine they say more than the clock. A push
 is measured from the call until every engine has acknowledged version and checksum, computed from its own memory. A restart is measured from
 the kill of an idle engine until the next one has acknowledged the current weights.
 """
@@ -12,6 +13,8 @@ the kill of an idle engine until the next one has acknowledged the current weigh
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import gc
 import os
 import statistics
@@ -21,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,19 +40,33 @@ from rlhf.distributed.ray_cluster import RayCluster
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.manifest import machine
 from rlhf.rollout.engine_pool import PooledEngine
+from rlhf.rollout.engine_worker import build_worker
 from rlhf.rollout.local import LocalEngine
 from rlhf.training.log import read_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"1M": (128, 4), "20M": (448, 8), "100M": (768, 14)}
 """Width and layers of a Llama with about so many weights, with a vocabulary of 1,024."""
+MEASURED = "benchmarks.ray_engines:build_measured"
+POOLS: dict[str, dict[str, Any]] = {
+    "1 in Ray": {"replicas": 1},
+    "2 in Ray": {"replicas": 2},
+    "2 in Ray, `prompts_per_unit: 48`": {"replicas": 2, "prompts_per_unit": 48},
+}
 WAYS = ("object_store", "folder")
+
+
+def build_measured(*arguments: Any) -> Any:
+    """An engine that also says how many seconds of the processor it took so far."""
+    worker = build_worker(*arguments)
+    worker.processor_seconds = time.process_time
+    return worker
 
 
 @contextmanager
 def pool_of(policy: Any, cluster: RayCluster, **settings: Any) -> Iterator[PooledEngine]:
     """Engines with these settings on a cluster that is there."""
-    engine = PooledEngine(cluster, EnginePoolConfig(cpus=0.2, **settings), policy, LocalEngineConfig())
+    engine = PooledEngine(cluster, EnginePoolConfig(cpus=0.2, **settings), policy, LocalEngineConfig(), worker=MEASURED)
     try:
         yield engine
     finally:
@@ -83,27 +101,49 @@ def quickstart(folder: Path) -> tuple[PolicyModel, list[Prompt]]:
     return policy, [Prompt(text, policy.tokenizer(text)["input_ids"], text) for text in texts]
 
 
-def rollouts(folder: Path, *, rounds: int) -> dict[str, list[float]]:
+@dataclass
+class Measured:
+    """Of one kind of engine."""
+
+    clock: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    """Of this process and of the engines'."""
+
+
+def processor_seconds(engine: Any) -> float:
+    """So far."""
+    theirs = engine._ready().each("processor_seconds") if isinstance(engine, PooledEngine) else []
+    return time.process_time() + sum(theirs)
+
+
+def rollouts(folder: Path, *, rounds: int) -> dict[str, Measured]:
     """Engine -> seconds of each rollout, weights included."""
     policy, prompts = quickstart(folder)
-    seconds: dict[str, list[float]] = {}
+    measured: dict[str, Measured] = {}
     with ExitStack() as stack:
-        cluster = stack.enter_context(cluster_of(2))
+        cluster = stack.enter_context(cluster_of(sum(settings["replicas"] for settings in POOLS.values())))
         engines: dict[str, Any] = {"local": LocalEngine(policy)}
-        for replicas in (1, 2):
-            engines[f"{replicas} in Ray"] = stack.enter_context(pool_of(policy, cluster, replicas=replicas))
-        for number in range(rounds + 1):
+        first = 0
+        for name, settings in POOLS.items():
+            part = copy.copy(cluster)  # each pool in places of its own: it counts its replicas from 0
+            part._bundle = functools.partial(lambda first, role, replica: first + replica, first)  # type: ignore[method-assign]
+            first += settings["replicas"]
+            engines[name] = stack.enter_context(pool_of(policy, part, **settings))
+        for number in range(rounds + 2):
             change(policy)
             asked = prompts[number * 96 % 1920 :][:96]
             for name, engine in engines.items():
-                began = time.perf_counter()
+                before, began = processor_seconds(engine), time.perf_counter()
                 engine.load_weights(number)
                 engine.generate(
                     asked, num_samples=1, sampling=SamplingConfig(max_new_tokens=40), seed=1, rollout_index=number
                 )
-                if number:  # the first starts and warms up
-                    seconds.setdefault(name, []).append(time.perf_counter() - began)
-    return seconds
+                took = time.perf_counter() - began
+                if number >= 2:  # the first ones start and warm up
+                    one = measured.setdefault(name, Measured())
+                    one.clock.append(took)
+                    one.processor.append(processor_seconds(engine) - before)
+    return measured
 
 
 def random_policy(width: int, layers: int, tokenizer: Any) -> PolicyModel:
@@ -152,7 +192,7 @@ def pushes(*, rounds: int) -> list[tuple[str, int, str, float, float]]:
     return rows
 
 
-def page(sampled: dict[str, list[float]], pushed: Sequence[tuple[str, int, str, float, float]], command: str) -> str:
+def page(sampled: dict[str, Measured], pushed: Sequence[tuple[str, int, str, float, float]], command: str) -> str:
     """Both tables."""
     facts = machine()
     lines = [
@@ -160,19 +200,20 @@ def page(sampled: dict[str, list[float]], pushed: Sequence[tuple[str, int, str, 
         "",
         "<!-- written by benchmarks/ray_engines.py; do not edit by hand -->",
         "",
-        f"Made by `{command}` on {facts['cpu']}, {facts['cores']} cores that other programs used as well, one thread for each process; "
+        f"Made by `{command}` on {facts['cpu']}, {facts['cores']} cores that other programs used as well; "
         f"Ray {metadata.version('ray')}, torch {metadata.version('torch')}.",
         "",
         *(line.strip() for line in (__doc__ or "").strip().split("\n\n")[-1].splitlines()),
         "",
-        "| engines | rollouts | seconds of a rollout, median | quarter to three quarters | fewest | of the local engine's (medians) |",
-        "|---|---|---|---|---|---|",
+        "| engines | rollouts | clock, s: fewest | median | processor, s: fewest | median | of the local engine's processor |",
+        "|---|---|---|---|---|---|---|",
     ]
-    local = statistics.median(sampled["local"])
-    for name, seconds in sampled.items():
-        low, middle, high = statistics.quantiles(seconds, n=4)
+    local = statistics.median(sampled["local"].processor)
+    for name, one in sampled.items():
+        middle = statistics.median(one.processor)
         lines.append(
-            f"| {name} | {len(seconds)} | {middle:.3f} | {low:.3f} to {high:.3f} | {min(seconds):.3f} | {middle / local:.2f} |"
+            f"| {name} | {len(one.clock)} | {min(one.clock):.3f} | {statistics.median(one.clock):.3f} | {min(one.processor):.3f} | "
+            f"{middle:.3f} | {middle / local:.2f} |"
         )
     lines += [
         "",
@@ -195,7 +236,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sampled = rollouts(Path(folder), rounds=chosen.rounds)
     for name, seconds in sampled.items():
-        print(name, [round(number, 3) for number in seconds], flush=True)
+        print(name, [round(number, 3) for number in seconds.processor], flush=True)
     pushed = pushes(rounds=max(3, chosen.rounds // 5))
     write = f" --write {chosen.write}" if chosen.write else ""
     text = page(sampled, pushed, f"python benchmarks/ray_engines.py{write}")

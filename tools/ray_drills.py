@@ -10,6 +10,7 @@ engines in this process. "Same bits" compares every file and every metric of the
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -37,7 +38,7 @@ SHORT = (
 """Of the recipe, so that a run takes seconds."""
 MARK = "RLHF_RAY_DRILL"
 """Environment variable that tells the processes of one drill from everyone else's."""
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ class DrillRun:
                 start_new_session=True,
                 env={**os.environ, MARK: self.mark},
             )
+        atexit.register(self.kill)
+
+    def kill(self) -> None:
+        """End it, where a drill was broken off; Ray's processes end with it."""
+        if self.process.poll() is None:
+            self.process.kill()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Of the stage `ppo`."""
@@ -287,13 +294,17 @@ def trainer_killed(work: Path) -> Outcome:
     run.wait_for_rollout(2)
     run.process.kill()
     run.process.wait()
-    seconds = wait_until_gone(run.mark)
+    began = time.monotonic()
+    while run.processes() and time.monotonic() - began < PATIENCE_SECONDS:
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    wait_until_gone(run.mark)  # Ray's agents take up to a minute to see that they are alone
     same = same_bits(DrillRun(work, "trainer_killed"), work)
     return Outcome(
         "the process that trains is killed (SIGKILL), then started again",
         f"no process left; {same or 'OTHER BITS'}",
         seconds,
-        "kill to last process gone",
+        "kill to last actor gone",
         bool(same),
     )
 
@@ -487,6 +498,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(DRILLS), default=list(DRILLS))
     parser.add_argument("--write", type=Path)
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen.only:

@@ -149,3 +149,34 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path):
     assert output.count("stages.trpo: kind: trpo") == 1, output
     assert output.count("stages.grpo: async_rollouts") == 1, output
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.slow
+def test_a_recipe_starts_its_ranks_itself_and_ends_as_they_do(tmp_path):
+    recipe, launch = write_recipe(tmp_path), tmp_path / "launch.yaml"
+    launch.write_text("launcher: torchrun\nprocesses: 2\n")
+
+    def run(*more: str) -> tuple[int, str]:
+        command = [
+            sys.executable,
+            "-m",
+            "rlhf",
+            "run",
+            str(recipe),
+            "--launch",
+            str(launch),
+            f"output_dir={tmp_path}",
+            *more,
+        ]
+        return finished(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+
+    code, output = run("--until", "sft")
+    assert code == 0, output
+    assert len(metrics_of(tmp_path / "run")) == STEPS
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["launch"] == {
+        "launcher": "torchrun",
+        "processes": 2,
+    }
+    code, output = run("stages.dpo.compiled=true")
+    assert code == 2, output
+    assert output.count("compiled") == 1, "one error, of rank 0 or before any rank was started"

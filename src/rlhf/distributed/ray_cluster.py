@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,13 @@ logger = logging.getLogger(__name__)
 
 TOKEN = secrets.token_hex(16)
 """Of a cluster that this process starts: whoever else is on the machine can't run code in it, and nothing is written to ~/.ray."""
-QUIET = {
+VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of the machine go before an engine that the trainer waits for
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray 2.60 otherwise warns about at every start
 }
+CONNECT_SECONDS = 5.0
+"""For a running cluster to answer at its address."""
 LAST_LINES = 3
 """Of a traceback, in a message."""
 
@@ -88,7 +92,8 @@ class RayCall:
     def result(self) -> Any:
         """The answer of a call that is done."""
         try:
-            answer: Answer = self.ray.get(self.ref)
+            with _signals_of_ray():
+                answer: Answer = self.ray.get(self.ref)
         except self.ray.exceptions.RayError as err:
             raise ActorLostError(_how_it_was_lost(err)) from None
         if answer.failed:
@@ -163,6 +168,7 @@ class RayCluster:
                 ray.util.remove_placement_group(self._group)
         self._group = None
         if self._started_here:
+            self._started_here = False
             with _signals_kept():
                 ray.shutdown()
 
@@ -201,17 +207,18 @@ class RayCluster:
     def wait(self, calls: Sequence[Any], timeout_seconds: float) -> list[Any]:
         """Those that are done."""
         by_ref = {call.ref: call for call in calls}
-        done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
-        if len(done) < len(by_ref):
-            rest = [ref for ref in by_ref if ref not in done]
-            done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        with _signals_of_ray():
+            done, _ = self.ray.wait(list(by_ref), num_returns=1, timeout=timeout_seconds)
+            if len(done) < len(by_ref):
+                rest = [ref for ref in by_ref if ref not in done]
+                done = done + self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         return [by_ref[ref] for ref in done]
 
     def _connected(self) -> Any:
         """Ray, with a cluster; what it would change in this process stays as it was."""
         if self.launch.address is None and "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
-        for name, value in QUIET.items():
+        for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         ray = require("ray", extra="scale", needed_for="launcher: ray")
         if ray.is_initialized():  # a script's own; it is left as it is
@@ -223,6 +230,7 @@ class RayCluster:
                 how["object_store_memory"] = int(self.launch.object_store_gib * 2**30)
         else:
             how |= {"address": self.launch.address}
+            _check_answers(self.launch.address)
         try:
             with _signals_kept():
                 ray.init(**how)
@@ -301,11 +309,33 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _signals_of_ray() -> Iterator[None]:
+    """What a signal's handler raises inside Ray's compiled code may arrive as a SystemError that has it as its cause (Ray 2.60)."""
+    try:
+        yield
+    except SystemError as err:
+        if err.__cause__ is None:
+            raise
+        raise err.__cause__ from None
+
+
 def _take_over_messages() -> None:
     """Ray prints a paragraph to standard output for each actor that ends; a pool says the same in a line, as an alarm of the run."""
     worker: Any = importlib.import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):  # no public switch turns it off (Ray 2.60)
         worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nothing listens: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # `auto`, or a form that Ray knows
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as err:
+        raise ConfigError(_no_cluster(address, err)) from None
 
 
 def _no_cluster(address: str | None, err: BaseException) -> str:
@@ -314,8 +344,8 @@ def _no_cluster(address: str | None, err: BaseException) -> str:
     if address is None:
         return f"Ray can't be started on this machine: {why}"
     return (
-        f"There is no Ray cluster to join at launch.address {address!r}: {why} Start one with `ray start --head`, or leave address out to "
-        "start one with the run."
+        f"There is no Ray cluster to join at launch.address {address!r}: {why.rstrip('.')}. Start one with `ray start --head` and give "
+        "this process its RAY_AUTH_TOKEN, or leave address out to start one with the run."
     )
 
 

@@ -26,6 +26,7 @@ from rlhf.pipeline.code_hash import (
     modules_of_kind,
     source_of_function,
 )
+from rlhf.pipeline.provenance import made_from
 from rlhf.pipeline.stages import runner
 from rlhf.pipeline.stages.train import trainer_of
 
@@ -222,3 +223,28 @@ def test_records_of_artifacts_hold_what_the_reasons_need():
     from rlhf.pipeline.artifacts import Artifact, MadeFrom
 
     assert {f.name for f in dataclasses.fields(MadeFrom)} <= {f.name for f in dataclasses.fields(Artifact)}
+
+
+def test_who_starts_processes_and_whose_actors_sample_is_in_no_key(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    reward = {"kind": "rules"}
+    stage = {
+        "kind": "grpo",
+        "model": "embedded",
+        "prompts": str(tmp_path / "prompts.jsonl"),
+        "reward": reward,
+        "learning_rate": 1e-4,
+    }
+    made = [
+        made_from("a", RecipeConfig.of({"name": "run", "launch": launch, "stages": {"a": stage}}), {})
+        for launch in ("local", "torchrun", "ray")
+    ]
+    assert made[0] == made[1] == made[2]
+    apart = (
+        "distributed/actor_",
+        "distributed/ray_",
+        "rollout/engine_pool",
+        "rollout/engine_worker",
+        "rollout/weight_sending",
+    )
+    assert not [name for name in made[0].code if name.startswith(apart)]

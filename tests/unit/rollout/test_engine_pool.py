@@ -16,7 +16,7 @@ from rlhf.rollout.engine_pool import PooledEngine
 from rlhf.rollout.engine_worker import EngineWorker, Held
 from rlhf.rollout.local import LocalEngine
 from rlhf.testing import ENGINE_CHECKS
-from tests.fixtures import toy
+from tests.fixtures import toy, vllm_engines
 from tests.fixtures.actors import DIE, FakeCluster
 from tests.unit.rollout.helpers import build_family, build_prompts
 
@@ -109,6 +109,26 @@ def test_the_same_weights_are_sent_once_and_the_new_version_is_acknowledged(poli
         pool.load_weights(version)
         assert pool.generate(PROMPTS, **ASKED)[0][0].weight_version == version
     assert len(cluster.put_values) == 2, "the policy, and its weights"
+
+
+def test_vllm_in_actors_gives_the_samples_of_vllm_and_takes_new_weights(tiny_tokenizer):
+    policy = vllm_engines.build_policy(tiny_tokenizer)
+    alone = vllm_engines.build_engine(policy)
+    pool = PooledEngine(FakeCluster(), EnginePoolConfig(replicas=2), policy, alone.config)
+    asked = {**ASKED, "sampling": SamplingConfig(max_new_tokens=6)}
+    for version in range(2):
+        pool.load_weights(version)
+        alone.load_weights(version)
+        ours, theirs = pool.generate(PROMPTS, **asked), alone.generate(PROMPTS, **asked)
+        assert tokens_of(ours) == tokens_of(theirs)
+        assert {completion.weight_version for group in ours for completion in group} == {version}
+        assert pool.fingerprint() == policy.fingerprint()
+        vllm_engines.nudge(policy)
+    assert pool.exact == alone.exact
+    with pytest.raises(ConfigError, match="top_p"):
+        pool.generate(PROMPTS, **{**asked, "sampling": SamplingConfig(top_p=0.5)})
+    alone.close()
+    pool.close()
 
 
 class Stale(EngineWorker):

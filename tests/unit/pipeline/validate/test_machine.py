@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.threads import usable_cores
-from rlhf.errors import ConfigError, RunBusyError, StorageError
+from rlhf.errors import ConfigError, MissingExtraError, RunBusyError, StorageError
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.run import Pipeline
 from rlhf.scale.plan import plan_recipe
@@ -97,3 +98,26 @@ def test_what_is_asked_for_in_c_wants_a_compiler_and_a_type(tree, key, monkeypat
     problem = only_problem(changed(tree, "grpo", **settings))
     assert (problem.key, problem.level) == (key, "error"), "better now than at this stage"
     assert "needs a C compiler" in problem.message
+
+
+def test_pools_that_this_machine_can_never_hold_are_told_without_ray(tree):
+    engines = {"replicas": 2, "cpus": usable_cores()}
+    problem = only_problem({**tree, "launch": {"launcher": "ray", "pools": {"engines": engines}}})
+    assert (problem.key, problem.level, problem.kind) == ("launch.pools", "error", ConfigError)
+    assert f"{2 * usable_cores()} CPU" in problem.message
+    assert not problems_of({**tree, "launch": {"launcher": "ray", "address": "auto", "pools": {"engines": engines}}})
+
+
+def test_ray_that_is_not_there_is_told_with_its_extra(tree, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    problem = only_problem({**tree, "launch": {"launcher": "ray", "pools": {"engines": {"cpus": 0.5}}}})
+    assert (problem.key, problem.kind) == ("launch.launcher", MissingExtraError)
+    assert "[scale]" in problem.message
+
+
+def test_what_ranks_can_not_do_is_told_where_the_recipe_starts_them(tree):
+    stage = next(name for name, stage in tree["stages"].items() if stage["kind"] == "sft")
+    problem = only_problem({**changed(tree, stage, compiled=True), "launch": "torchrun"})
+    assert (problem.stage, problem.kind) == (stage, ConfigError)
+    assert "compiled" in problem.message
