@@ -1,12 +1,13 @@
 """What rewards and a reference in Ray's actors cost: seconds of a rollout's scores against those of the process that trains.
 
     python benchmarks/scoring_pools.py                                        about five minutes
-    python benchmarks/scoring_pools.py --write docs/results/scoring-pools.md
+    python benchmarks/scoring_pools.py --serve --write docs/results/scoring-pools.md
 
 A rollout has 384 completions of 40 random tokens, four for each of 96 prompts of 20. The reward model and the reference are Llamas with random
-weights; the function burns 2 ms of a processor for each completion. Ray Serve is asked by a reward of `kind: service`, over HTTP, by
-a server in this process. Each way has one thread for each process and is asked in turns with the others; the first rollout, which starts
-processes and loads models, is not counted. Two actors are two processes on two cores that other programs use as well.
+weights; the function burns 2 ms of a processor for each completion. With `--serve`, Ray Serve is asked by a reward of `kind: service`,
+over HTTP, through a server in this process. Each way has one thread for each process and is asked in turns with the others; the first
+rollout, which starts processes and loads models, is not counted. Ray runs its workers at niceness 15 (`RAY_worker_niceness`), so other
+programs on the machine cost actors more than they cost this process.
 """
 
 from __future__ import annotations
@@ -172,9 +173,8 @@ def references(folder: str, policy: PolicyModel, *, rounds: int) -> dict[str, li
         return measured(ways, rounds=rounds)
 
 
-def tables(*, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """What is scored -> way -> seconds."""
-    found: dict[str, dict[str, list[float]]] = {}
+def tables(*, rounds: int, serve: bool) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """What is scored, and way -> seconds."""
     tokenizer = PolicyModel.from_pretrained("embedded").tokenizer
     with tempfile.TemporaryDirectory() as work:
         for size, (width, layers) in SIZES.items():
@@ -182,13 +182,11 @@ def tables(*, rounds: int) -> dict[str, dict[str, list[float]]]:
             RewardModel.from_policy(policy, seed=1).save_pretrained(Path(work) / f"reward-{size}")
             policy.save_pretrained(Path(work) / f"policy-{size}")
             spec = {"kind": "learned", "source": f"{work}/reward-{size}"}
-            found[f"reward model, {size}"] = rewards(spec, tokenizer, rounds=rounds, serve=True)
+            yield f"reward model, {size}", rewards(spec, tokenizer, rounds=rounds, serve=serve)
             policy = PolicyModel.from_pretrained(f"{work}/policy-{size}").requires_grad_(False)
-            found[f"reference, {size}"] = references(f"{work}/policy-{size}", policy, rounds=rounds)
-            print({name: statistics.median(one) for name, one in found[f"reward model, {size}"].items()}, flush=True)
+            yield f"reference, {size}", references(f"{work}/policy-{size}", policy, rounds=rounds)
         function = {"kind": "function", "function": f"{__file__}:burn"}
-        found["function, 2 ms a completion"] = rewards(function, tokenizer, rounds=rounds, serve=False)
-    return found
+        yield "function, 2 ms a completion", rewards(function, tokenizer, rounds=rounds, serve=False)
 
 
 def page(found: dict[str, dict[str, list[float]]], command: str) -> str:
@@ -221,17 +219,21 @@ def page(found: dict[str, dict[str, list[float]]], command: str) -> str:
 def main() -> None:
     """Measure and print or write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--serve", action="store_true", help="ask Ray Serve as well")
     parser.add_argument("--write", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     write = f" --write {chosen.write}" if chosen.write else ""
-    text = page(tables(rounds=chosen.rounds), f"python benchmarks/scoring_pools.py{write}")
-    if chosen.write:
-        chosen.write.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+    serve = " --serve" if chosen.serve else ""
+    found: dict[str, dict[str, list[float]]] = {}
+    for what, ways in tables(rounds=chosen.rounds, serve=chosen.serve):
+        found[what] = ways
+        print(what, {where: round(statistics.median(seconds), 3) for where, seconds in ways.items()}, flush=True)
+        if chosen.write:
+            text = page(found, f"python benchmarks/scoring_pools.py{serve}{write}")
+            chosen.write.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
