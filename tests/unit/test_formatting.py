@@ -13,6 +13,7 @@ from rlhf.formatting import (
     percentage_points,
     plain_number,
     rounded,
+    seconds_text,
     shares_of_100,
     signed_number,
     told_apart,
@@ -88,3 +89,7 @@ def test_nobody_formats_percentages_by_hand():
         if by_hand.search(file.read_text(encoding="utf-8")) and file.name != "formatting.py"
     ]
     assert actual == [], "use rlhf.formatting.percentage"
+
+
+def test_a_duration_to_compare_has_few_digits():
+    assert [seconds_text(x) for x in (0.0041, 3.2, 720, 5400)] == ["4.1 ms", "3.20 s", "12.0 min", "1.5 h"]

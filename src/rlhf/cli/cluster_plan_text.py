@@ -24,7 +24,7 @@ def cluster_plan_lines(plan: ClusterPlan) -> list[str]:
     lines += ["", BEST_CASE]
     if cost is not None:
         lines.append(
-            f"All stages, each in its cheapest layout: {cost:,.2f} {plan.cluster.currency}; evaluations come on top."
+            f"All stages, each in its cheapest layout: {_few_digits(cost)} {plan.cluster.currency}; evaluations come on top."
         )
     return lines
 
@@ -91,8 +91,8 @@ def _layout_text(plan: LayoutPlan, cluster: Cluster) -> str:
         f"{plan.layout}: {percentage(plan.memory_frac, 0)} of the memory, {seconds_text(plan.seconds_per_step)} a step"
     )
     if plan.run_seconds is not None and plan.gpu_hours is not None:
-        words += f", {seconds_text(plan.run_seconds)} in all, {plan.gpu_hours:,.2f} GPU hours"
-    return words if plan.cost is None else f"{words}, {plan.cost:,.2f} {cluster.currency}"
+        words += f", {seconds_text(plan.run_seconds)} in all, {_few_digits(plan.gpu_hours)} GPU hours"
+    return words if plan.cost is None else f"{words}, {_few_digits(plan.cost)} {cluster.currency}"
 
 
 def _pipeline_text(pipeline: PlannedPipeline) -> str:
@@ -106,3 +106,8 @@ def _pipeline_text(pipeline: PlannedPipeline) -> str:
         f"{kind}, {where}: {seconds_text(pipeline.seconds_per_step)} a step; busy: engines {percentage(result.engine_utilization, 0)}, "
         f"trainer {percentage(result.trainer_utilization, 0)}; versions old: {ages}"
     )
+
+
+def _few_digits(number: float) -> str:
+    """``1,234``, ``12.3``, ``0.00081``."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

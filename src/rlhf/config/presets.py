@@ -99,7 +99,7 @@ SEVEN_BILLION = Preset(
     },
 )
 SEVENTY_BILLION = Preset(
-    "70B parameters with LoRA: heavy accumulation, gentle steps. Does not fit on one GPU, and several are not supported yet.",
+    "70B parameters with LoRA: heavy accumulation, gentle steps. Takes several GPUs: docs/planning-clusters.md says which fit.",
     model={"dtype": "bfloat16", "gradient_checkpointing": True, "lora": {"rank": 16, "alpha": 32}},
     sft={
         "learning_rate": 5e-5,

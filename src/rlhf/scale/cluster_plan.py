@@ -32,7 +32,7 @@ class LayoutPlan:
     memory: dict[str, float]
     """Bytes of one accelerator by component, at the highest moment."""
     memory_frac: float
-    """Of the accelerator's memory."""
+    """Of the accelerator's memory, or of its host's where that is fuller."""
     host_bytes: float
     """Of a node's memory, for optimizer state; 0 where it stays on the accelerators."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -253,8 +253,8 @@ class _ClusterPlanner:
         host *= min(layout.num_gpus, self.cluster.gpus_per_node)
         room = float(self.cluster.machine.memory_bytes)
         frac = sum(components.values()) / room
-        if host and host > (self.cluster.host_bytes or 0.0):
-            frac = max(frac, 1 + host / (self.cluster.host_bytes or host))
+        if self.cluster.host_bytes is not None:
+            frac = max(frac, host / self.cluster.host_bytes)
         if self.sampling is not None:
             at_rest, has_room = self.sampling.memory(self.models, layout, components)
             if sum(at_rest.values()) > sum(components.values()):

@@ -265,6 +265,35 @@ def test_checkpointing_computes_again_and_the_host_is_slower_than_the_accelerato
     assert seconds_of(Layout(num_gpus=1, offload=True))["optimizer"] > 3 * plain["optimizer"]
 
 
+def test_reward_models_that_are_whole_on_each_rank_are_not_gathered():
+    shape = shape_of(ModelConfig.of(llama(hidden=2048)))
+    rows = [Group(list(range(64)), [Branch(list(range(64)))])]
+    facts = StageFacts(work=Work(1.0, [], [], {}), groups=rows, steps=1, said="", parts={}, scored_share=0.5)
+    judged = [Pass("reward", "reward 1", 4096.0, 512, "scalar")]
+
+    def communication(placement):
+        layout = Layout(num_gpus=8, sharding="full_shard", placement=placement)
+        return LayoutSeconds(facts, {"reward 1": shape}, layout, cluster(), stage()).reading(judged)["communication"]
+
+    assert communication("ranks") == 0 < communication("service")
+
+
+def test_a_host_with_too_little_memory_holds_no_optimizer(recipe):
+    sft = {
+        "kind": "sft",
+        "model": llama(24, 2048),
+        "data": "stage:world/sft.jsonl",
+        "batch_size": 64,
+        "max_length": 512,
+    }
+    one = {"accelerator": {**FIGURES, "memory_gib": 26}, "nodes": 1, "gpus_per_node": 1}
+    enough, little = (
+        plan_on_cluster(recipe(sft=sft), cluster(**one, host_memory_gib=gib)).stages[0] for gib in (64, 4)
+    )
+    assert (enough.cheapest.layout.offload, enough.verdict) == (True, "fits")
+    assert not little.cheapest.layout.offload
+
+
 def test_tensor_parallelism_computes_faster_and_sums_activations():
     one, pair = seconds_of(Layout(num_gpus=1)), seconds_of(Layout(num_gpus=2, tensor_size=2))
     assert pair["backward"] < 0.6 * one["backward"]

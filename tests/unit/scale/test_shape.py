@@ -82,3 +82,29 @@ def test_a_folder_that_is_not_there_is_named():
 def test_a_kind_that_transformers_lacks_is_refused_with_what_is_near():
     with pytest.raises(ModelError, match=r"'lama'.*llama"):
         shape_of(new({**LLAMA, "model_type": "lama"}))
+
+
+def test_of_a_mixture_a_token_passes_a_few_experts():
+    init = {
+        "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 4,
+        "num_experts_per_tok": 1, "tie_word_embeddings": False,
+    }  # fmt: skip
+    shape = shape_of(ModelConfig.of({"init": init, "tokenizer": "x"}))
+    assert shape.num_routed == 2 * 4 * 3 * 16 * 8  # layers, experts, matrices
+    assert shape.routed_frac == 1 / 4
+    assert shape.num_active == shape.num_body - shape.num_routed * 3 / 4
+    assert shape.inner == 8
+    assert shape.attention_width == 32  # wider than the hidden state
+
+
+def test_latent_attention_keeps_one_vector_for_all_heads():
+    init = {
+        "model_type": "deepseek_v3", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 8,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8,
+        "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    }  # fmt: skip
+    shape = shape_of(ModelConfig.of({"init": init, "tokenizer": "x"}))
+    assert shape.cached_numbers_per_token == 2 * (8 + 4)
+    assert shape.routed_frac == 1 / 2
