@@ -21,7 +21,7 @@ from torch import Tensor
 from rlhf.errors import ConfigError, DataError, MemoryLimitError
 
 FIRST_BLOCKS = 16
-"""Blocks that memory is taken for at first; it doubles when they are used up."""
+"""Blocks that memory is taken for at first on a GPU; it doubles when they are used up."""
 
 
 @dataclass(slots=True)
@@ -69,16 +69,20 @@ class PagedKVCache:
             if size < 1:
                 raise ConfigError(f"{name} is {size}; wanted 1 or more.")
         self.max_blocks, self.block_tokens = max_blocks, block_tokens
-        count = min(FIRST_BLOCKS, max_blocks)
-        self._memory = torch.zeros(num_layers, 2, count, block_tokens, kv_heads, head_width, dtype=dtype, device=device)
+        # On a CPU the system gives pages as they are written, so no block is ever moved.
+        count = max_blocks if torch.device(device).type == "cpu" else min(FIRST_BLOCKS, max_blocks)
+        self._memory = torch.empty(num_layers, 2, count, block_tokens, kv_heads, head_width, dtype=dtype, device=device)
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
+        self._num_touched = 0
+        """Blocks that were ever handed out: the first ones."""
         self._sequences: dict[Hashable, _Sequence] = {}
 
     @property
     def num_bytes(self) -> int:
         """Memory taken."""
-        return self._memory.nbytes
+        blocks = self._num_touched if self._memory.device.type == "cpu" else len(self._users)
+        return self._memory.nbytes // len(self._users) * blocks
 
     @property
     def used_blocks(self) -> int:
@@ -242,12 +246,13 @@ class PagedKVCache:
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._users[block] = 1
+            self._num_touched = max(self._num_touched, block + 1)
         return blocks
 
     def _grow(self) -> None:
         before = len(self._users)
         after = min(2 * before, self.max_blocks)
-        memory = self._memory.new_zeros(*self._memory.shape[:2], after, *self._memory.shape[3:])
+        memory = self._memory.new_empty(*self._memory.shape[:2], after, *self._memory.shape[3:])
         memory[:, :, :before] = self._memory
         self._memory = memory
         self._users += [0] * (after - before)

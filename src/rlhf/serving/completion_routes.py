@@ -27,8 +27,8 @@ from rlhf.serving.generate_api import Completed, Generation, kept_prompt, prompt
 from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
 from rlhf.serving.live_traffic import LiveTraffic, SampledAnswer
 from rlhf.serving.prompt_reading import beside_streams, size_of
-from rlhf.serving.token_texts import token_bytes, token_text
 from rlhf.serving.search_answers import SearchedAnswer, searched_answer
+from rlhf.serving.token_texts import token_bytes, token_text
 
 router = APIRouter()
 FINGERPRINT = "X-Model-Fingerprint"

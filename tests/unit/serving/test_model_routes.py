@@ -281,5 +281,5 @@ def test_changed_shares_outlive_the_server(folders, tmp_path):
 def test_a_file_that_holds_no_shares_is_refused_by_name(tmp_path, text):
     path = tmp_path / "shares.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="shares.json"):
+    with pytest.raises(ConfigError, match=r"shares\.json"):
         KeptShares(path).read()
