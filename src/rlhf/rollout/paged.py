@@ -12,9 +12,11 @@ heads of width 32, float32: gathering takes 4.8 ms and the two products on what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,9 +71,10 @@ class PagedKVCache:
             if size < 1:
                 raise ConfigError(f"{name} is {size}; wanted 1 or more.")
         self.max_blocks, self.block_tokens = max_blocks, block_tokens
-        # On a CPU the system gives pages as they are written, so no block is ever moved.
-        count = max_blocks if torch.device(device).type == "cpu" else min(FIRST_BLOCKS, max_blocks)
-        self._memory = torch.empty(num_layers, 2, count, block_tokens, kv_heads, head_width, dtype=dtype, device=device)
+        on_cpu = torch.device(device).type == "cpu"
+        count = max_blocks if on_cpu else min(FIRST_BLOCKS, max_blocks)
+        shape = (num_layers, 2, count, block_tokens, kv_heads, head_width)
+        self._memory = _zero_pages(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
         self._num_touched = 0
@@ -252,7 +255,7 @@ class PagedKVCache:
     def _grow(self) -> None:
         before = len(self._users)
         after = min(2 * before, self.max_blocks)
-        memory = self._memory.new_empty(*self._memory.shape[:2], after, *self._memory.shape[3:])
+        memory = self._memory.new_zeros(*self._memory.shape[:2], after, *self._memory.shape[3:])
         memory[:, :, :before] = self._memory
         self._memory = memory
         self._users += [0] * (after - before)
@@ -280,3 +283,10 @@ class PagedKVCache:
     def _check_new(self, name: Hashable) -> None:
         if name in self._sequences:
             raise DataError(f"The cache holds a sequence {name!r} already; free it first, or take another name.")
+
+
+def _zero_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros for which the system gives pages as they are written (NumPy asks for them by ``calloc``, torch writes them): no block is ever
+    moved, and what is not used takes no memory."""
+    data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(data).view(dtype).view(*shape)

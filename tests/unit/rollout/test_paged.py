@@ -147,7 +147,9 @@ def test_blocks_that_were_never_written_take_no_pages():
 
 
 def test_elsewhere_memory_doubles():
-    cache = PagedKVCache(num_layers=2, kv_heads=2, head_width=4, max_blocks=5 * FIRST_BLOCKS, block_tokens=BLOCK, device="meta")
+    cache = PagedKVCache(
+        num_layers=2, kv_heads=2, head_width=4, max_blocks=5 * FIRST_BLOCKS, block_tokens=BLOCK, device="meta"
+    )
     small = cache.num_bytes
     cache.allocate("a", BLOCK)
     assert cache.num_bytes == small
@@ -155,6 +157,105 @@ def test_elsewhere_memory_doubles():
     assert cache.num_bytes == 4 * small
     cache.allocate("c", FIRST_BLOCKS * BLOCK + BLOCK)
     assert cache.num_bytes == 5 * small
+
+
+def test_scattered_blocks_serve_a_long_sequence():
+    cache = build(max_blocks=8)
+    for number in range(8):
+        cache.allocate(number, BLOCK)
+    for number in (6, 1, 3):
+        cache.free(number)
+    cache.allocate("long", 3 * BLOCK)
+    cache.write(0, "long", 0, *tokens(3 * BLOCK))
+    assert cache.free_blocks == 0
+    assert holds(cache, "long", 0, *tokens(3 * BLOCK))
+    cache.write(0, 5, 0, *tokens(BLOCK, seed=5))
+    assert holds(cache, "long", 0, *tokens(3 * BLOCK))
+
+
+def test_a_fork_shares_full_blocks_and_goes_its_own_way():
+    cache = build()
+    cache.allocate("prompt", 6)
+    cache.write(0, "prompt", 0, *tokens(6))
+    cache.fork("prompt", "a")
+    cache.fork("prompt", "b")
+    assert cache.used_blocks == 4  # one shared, and a last one for each
+    for seed, name in enumerate(("a", "b")):
+        cache.extend(name, 1)
+        cache.write(0, name, 6, *tokens(1, seed=seed + 1))
+    for seed, name in enumerate(("a", "b")):
+        whole = [torch.cat(pair) for pair in zip(tokens(6), tokens(1, seed=seed + 1), strict=True)]
+        assert holds(cache, name, 0, *whole)
+    cache.free("prompt")
+    assert cache.used_blocks == 3
+    cache.free("a")
+    cache.free("b")
+    assert cache.used_blocks == 0
+
+
+def test_a_shared_token_cannot_be_overwritten():
+    cache = build()
+    cache.allocate("prompt", 6)
+    cache.fork("prompt", "a")
+    with pytest.raises(DataError, match="from 2 on"):
+        cache.write(0, "a", 2, *tokens(1))
+    cache.free("prompt")
+    cache.write(0, "a", 2, *tokens(1))  # nobody shares it any more
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 5), (4, 1), (-1, 1), (3, 2)])
+def test_a_token_without_room_is_refused(first, count):
+    cache = build()
+    cache.allocate("a", 4)
+    with pytest.raises(DataError, match=r"'a' .*4 tokens"):
+        cache.write(0, "a", first, *tokens(count))
+
+
+@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_a_layer_that_is_not_there_is_refused_and_nothing_is_written(layer):
+    cache = build()
+    cache.allocate("a", 2)
+    calls = (lambda: cache.write(layer, "a", 0, *tokens(2)), lambda: cache.read(layer, ["a"]))
+    for call in calls:
+        with pytest.raises(DataError, match=rf"layer {layer}; .*0 to 1"):
+            call()
+    assert not any(cache.read(each, ["a"])[0].any() for each in range(LAYERS))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, WIDTH), (2, HEADS, 1), (2, WIDTH), (1, 2, HEADS, WIDTH), (2, WIDTH, HEADS)])
+def test_keys_and_values_of_another_shape_are_refused_and_not_spread(shape):
+    cache = build()
+    cache.allocate("a", 2)
+    wanted = rf"shape \[{', '.join(map(str, shape))}\]; wanted \[tokens, {HEADS}, {WIDTH}\]"
+    good, bad = tokens(2)[0], torch.ones(shape)
+    for what, pair in (("keys", (bad, good)), ("values", (good, bad))):
+        with pytest.raises(DataError, match=rf"{what} .*{wanted}"):
+            cache.write(0, "a", 0, *pair)
+    assert not cache.read(0, ["a"])[0].any()
+
+
+def test_reading_nothing_is_refused():
+    with pytest.raises(DataError, match="no sequence"):
+        build().read(0, [])
+
+
+def test_what_is_stored_keeps_no_graph_alive():
+    cache = build()
+    cache.allocate("a", 2)
+    cache.write(0, "a", 0, *(x.requires_grad_() for x in tokens(2)))
+    assert not any(x.requires_grad for x in cache.read(0, ["a"]))
+
+
+def test_a_sequence_cannot_shrink():
+    cache = build()
+    with pytest.raises(DataError, match="-1 tokens"):
+        cache.allocate("a", -1)
+    cache.allocate("a", 1)
+
+
+def test_sizes_below_one_are_refused():
+    with pytest.raises(ConfigError, match="max_blocks is 0"):
+        build(max_blocks=0)
 
 
 def test_half_precision_is_stored_as_such():
