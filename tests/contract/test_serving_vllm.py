@@ -153,3 +153,10 @@ def test_a_stream_comes_token_by_token(site):
     assert len(chunks) > 15
     whole = ask(site, max_tokens=30, seed=2).json()["choices"][0]["text"]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole
+
+
+def test_more_prompts_at_once_than_vllm_reads_in_a_step(site):
+    """Reading in parts fails for seeded requests of vLLM 0.32.0 on a CPU."""
+    prompts = [[5 + (place * step) % 200 for place in range(230)] for step in range(1, 25)]
+    answer = ask(site, prompt=prompts, max_tokens=4).json()
+    assert len(answer["choices"]) == len(prompts)

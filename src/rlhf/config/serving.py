@@ -48,7 +48,7 @@ class ServingConfig(BaseConfig):
     """Requests that wait or are answered; a further one is refused with status 429."""
     max_cache_tokens: int = Field(131_072, ge=1)
     """Tokens of prompts and completions whose keys and values are held at once."""
-    prefix_cache_tokens: int = Field(65_536, ge=0)
+    prefix_cache_tokens: int = Field(32_768, ge=0)
     """Tokens of prompts that are kept for later prompts which begin alike; 0 keeps none."""
     prefill_chunk_tokens: int = Field(512, ge=1)
     """Prompt tokens read between two decoding steps while others are being answered."""

@@ -12,16 +12,18 @@ heads of width 32, float32: gathering takes 4.8 ms and the two products on what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlhf.errors import ConfigError, DataError, MemoryLimitError
 
 FIRST_BLOCKS = 16
-"""Blocks that memory is taken for at first; it doubles when they are used up."""
+"""Blocks that memory is taken for at first on a GPU; it doubles when they are used up."""
 
 
 @dataclass(slots=True)
@@ -69,16 +71,21 @@ class PagedKVCache:
             if size < 1:
                 raise ConfigError(f"{name} is {size}; wanted 1 or more.")
         self.max_blocks, self.block_tokens = max_blocks, block_tokens
-        count = min(FIRST_BLOCKS, max_blocks)
-        self._memory = torch.zeros(num_layers, 2, count, block_tokens, kv_heads, head_width, dtype=dtype, device=device)
+        on_cpu = torch.device(device).type == "cpu"
+        count = max_blocks if on_cpu else min(FIRST_BLOCKS, max_blocks)
+        shape = (num_layers, 2, count, block_tokens, kv_heads, head_width)
+        self._memory = _zero_pages(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
+        self._num_touched = 0
+        """Blocks that were ever handed out: the first ones."""
         self._sequences: dict[Hashable, _Sequence] = {}
 
     @property
     def num_bytes(self) -> int:
         """Memory taken."""
-        return self._memory.nbytes
+        blocks = self._num_touched if self._memory.device.type == "cpu" else len(self._users)
+        return self._memory.nbytes // len(self._users) * blocks
 
     @property
     def used_blocks(self) -> int:
@@ -242,6 +249,7 @@ class PagedKVCache:
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._users[block] = 1
+            self._num_touched = max(self._num_touched, block + 1)
         return blocks
 
     def _grow(self) -> None:
@@ -275,3 +283,10 @@ class PagedKVCache:
     def _check_new(self, name: Hashable) -> None:
         if name in self._sequences:
             raise DataError(f"The cache holds a sequence {name!r} already; free it first, or take another name.")
+
+
+def _zero_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros for which the system gives pages as they are written (NumPy asks for them by ``calloc``, torch writes them): no block is ever
+    moved, and what is not used takes no memory."""
+    data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(data).view(dtype).view(*shape)

@@ -80,6 +80,8 @@ class Worker:
         if self.on_cpu:
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib or CPU_GIB)
             given["enforce_eager"] = True
+            # where a prompt is read in parts, vLLM 0.32.0 turns a seeded request's generator back, which a CPU's can't be
+            given["enable_chunked_prefill"] = False
         elif kv_cache_gib is not None:
             given["kv_cache_memory_bytes"] = kv_cache_gib << 30
         try:

@@ -58,7 +58,7 @@ class ServedModel(ServedPolicy):
         compiled: bool = True,
         context: int | None = None,
         max_prefill_tokens: int = 8192,
-        prefix_tokens: int = 65_536,
+        prefix_tokens: int = 32_768,
     ) -> None:
         if isinstance(policy.model, PeftModel):
             policy = PolicyModel(policy.model.merge_and_unload(), policy.tokenizer)

@@ -123,15 +123,40 @@ def test_too_few_blocks_are_an_error_that_changes_nothing():
 
 def test_memory_follows_what_is_asked_for_and_keeps_what_it_held():
     cache = build(max_blocks=5 * FIRST_BLOCKS)
-    small = cache.num_bytes
+    assert cache.num_bytes == 0
     cache.allocate("a", BLOCK)
     cache.write(0, "a", 0, *tokens(BLOCK))
+    one = cache.num_bytes
+    cache.allocate("b", 3 * FIRST_BLOCKS * BLOCK)
+    assert cache.num_bytes == one * (1 + 3 * FIRST_BLOCKS)
+    cache.free("b")
+    cache.allocate("c", FIRST_BLOCKS * BLOCK)
+    assert cache.num_bytes == one * (1 + 3 * FIRST_BLOCKS), "freed blocks are taken first"
+    assert holds(cache, "a", 0, *tokens(BLOCK))
+
+
+def test_blocks_that_were_never_written_take_no_pages():
+    """Half a gigabyte, of which a process of a few megabytes more holds a block."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cache = PagedKVCache(num_layers=2, kv_heads=8, head_width=64, max_blocks=16_384, block_tokens=16)
+    cache.allocate("a", 16)
+    cache.write(0, "a", 0, torch.ones(16, 8, 64), torch.ones(16, 8, 64))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+def test_elsewhere_memory_doubles():
+    cache = PagedKVCache(
+        num_layers=2, kv_heads=2, head_width=4, max_blocks=5 * FIRST_BLOCKS, block_tokens=BLOCK, device="meta"
+    )
+    small = cache.num_bytes
+    cache.allocate("a", BLOCK)
     assert cache.num_bytes == small
     cache.allocate("b", 3 * FIRST_BLOCKS * BLOCK)
     assert cache.num_bytes == 4 * small
     cache.allocate("c", FIRST_BLOCKS * BLOCK + BLOCK)
     assert cache.num_bytes == 5 * small
-    assert holds(cache, "a", 0, *tokens(BLOCK))
 
 
 def test_scattered_blocks_serve_a_long_sequence():
@@ -238,7 +263,9 @@ def test_half_precision_is_stored_as_such():
     cache.allocate("a", 3)
     cache.write(0, "a", 0, *tokens(3))
     assert cache.read(0, ["a"])[0].dtype == torch.bfloat16
-    assert cache.num_bytes == build().num_bytes // 2
+    whole = build()
+    whole.allocate("a", 3)
+    assert cache.num_bytes == whole.num_bytes // 2
 
 
 def test_whatever_comes_and_goes_every_sequence_holds_its_own():
