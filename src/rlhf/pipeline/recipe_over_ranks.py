@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rlhf.config.deepspeed import deepspeed_settings
@@ -29,13 +30,27 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
     problems = [] if of_device is None else [of_device]
     if isinstance(recipe.launch, RayLaunchConfig):
         problems.append("launch.launcher: ray has one process that trains, and a launcher of ranks started this one")
-    for name, stage in recipe.stages.items():
-        if Artifact.read(run_dir / name) is None:
-            problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
-            if getattr(stage, "deepspeed", None) is not None:
-                deepspeed_settings(stage.deepspeed, stage)
-        if name == until:
-            break
+    names = list(recipe.stages)
+    wanted = names[: names.index(until) + 1] if until in names else names
+    _refuse(recipe, [name for name in wanted if Artifact.read(run_dir / name) is None], ranks, problems)
+
+
+def check_stages(recipe: RecipeConfig, undone: Collection[str], ranks: Ranks) -> None:
+    """The same of stages that are to be made, finished ones that are made again included.
+
+    Raises:
+        ConfigError: As ``check_recipe``.
+    """
+    if ranks.size > 1:
+        _refuse(recipe, undone, ranks, [])
+
+
+def _refuse(recipe: RecipeConfig, names: Collection[str], ranks: Ranks, problems: list[str]) -> None:
+    for name in names:
+        stage = recipe.stages[name]
+        problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
+        if getattr(stage, "deepspeed", None) is not None:
+            deepspeed_settings(stage.deepspeed, stage)
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(
