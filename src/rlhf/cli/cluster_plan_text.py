@@ -60,17 +60,17 @@ def _stage_lines(stage: ClusterStagePlan, cluster: Cluster) -> Iterator[str]:
         yield f"  one step     {seconds_text(best.seconds_per_step)}: {parts}"
         if best.settings:
             yield f"  settings     {' '.join(best.settings)}"
-        if best.layout.needs:
-            yield f"  needs        {'; '.join(best.layout.needs)}: advice only, this version does not have it"
+        if best.needs:
+            yield f"  needs        {'; '.join(best.needs)}: advice only, this version does not have it"
             now = stage.cheapest_now
             yield "  now          " + (
                 "nothing that this version can run fits" if now is None else _layout_text(now, cluster)
             )
         if stage.fastest.layout != best.layout:
-            yield f"  fastest      {_layout_text(stage.fastest, cluster)}"
+            yield f"  fastest      {_layout_text(stage.fastest, cluster)}{_advice(stage.fastest)}"
         for other in stage.others:
             if other.layout != stage.fastest.layout:
-                yield f"  or           {_layout_text(other, cluster)}"
+                yield f"  or           {_layout_text(other, cluster)}{_advice(other)}"
     for pipeline in stage.pipelines:
         yield f"  pipeline     {_pipeline_text(pipeline)}"
     for judge in stage.judges:
@@ -93,6 +93,10 @@ def _layout_text(plan: LayoutPlan, cluster: Cluster) -> str:
     if plan.run_seconds is not None and plan.gpu_hours is not None:
         words += f", {seconds_text(plan.run_seconds)} in all, {_few_digits(plan.gpu_hours)} GPU hours"
     return words if plan.cost is None else f"{words}, {_few_digits(plan.cost)} {cluster.currency}"
+
+
+def _advice(plan: LayoutPlan) -> str:
+    return f"; advice only, needs {'; '.join(plan.needs)}" if plan.needs else ""
 
 
 def _pipeline_text(pipeline: PlannedPipeline) -> str:

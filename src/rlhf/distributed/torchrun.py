@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Sequence
 
-from rlhf.errors import InterruptedRun
+from rlhf.errors import InterruptedRun, TrainingError
 
 FAILED = 1
 """Exit code where no rank left one."""
@@ -18,6 +19,9 @@ def run_as_ranks(processes: int, arguments: Sequence[str]) -> int:
 
     Returns:
         The exit code: that of rank 0 where it failed, else that of the rank which failed first.
+
+    Raises:
+        TrainingError: A rank was killed, which it could not say itself; the others were then stopped like by a request.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -31,7 +35,12 @@ def run_as_ranks(processes: int, arguments: Sequence[str]) -> int:
         return InterruptedRun.exit_code
     except ChildFailedError as err:
         codes = {rank: failure.exitcode for rank, failure in err.failures.items()}
-        first, _ = err.get_first_failure()
+        first, failure = err.get_first_failure()
+        if failure.exitcode < 0:
+            raise TrainingError(
+                f"Rank {first} was ended by {signal.Signals(-failure.exitcode).name} (killed, or out of memory?), and the others with it. "
+                "The same command goes on from the newest checkpoint."
+            ) from None
         code = codes.get(0, codes[first])
         return code if code > 0 else FAILED
     return 0

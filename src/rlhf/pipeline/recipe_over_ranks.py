@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rlhf.config.deepspeed import deepspeed_settings
@@ -27,17 +28,36 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
         return
     of_device = device_problem_of_ranks(recipe.device, ranks)
     problems = [] if of_device is None else [of_device]
-    pools = recipe.launch.pools.by_role() if isinstance(recipe.launch, RayLaunchConfig) else {}
-    problems += [f"launch.pools.{role}: ranks do this by themselves" for role in pools if role != "engines"]
-    for name, stage in recipe.stages.items():
-        if Artifact.read(run_dir / name) is None:
-            problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
-            if "engines" in pools and getattr(stage, "environment", None) is not None:
-                problems.append(f"stages.{name}: an environment with engines of a pool")
-            if getattr(stage, "deepspeed", None) is not None:
-                deepspeed_settings(stage.deepspeed, stage)
-        if name == until:
-            break
+    problems += [f"launch.pools.{role}: ranks do this by themselves" for role in pools_of(recipe) if role != "engines"]
+    names = list(recipe.stages)
+    wanted = names[: names.index(until) + 1] if until in names else names
+    _refuse(recipe, [name for name in wanted if Artifact.read(run_dir / name) is None], ranks, problems)
+
+
+def check_stages(recipe: RecipeConfig, undone: Collection[str], ranks: Ranks) -> None:
+    """The same of stages that are to be made, finished ones that are made again included.
+
+    Raises:
+        ConfigError: As ``check_recipe``.
+    """
+    if ranks.size > 1:
+        _refuse(recipe, undone, ranks, [])
+
+
+def pools_of(recipe: RecipeConfig) -> Collection[str]:
+    """Roles of Ray's pools that the recipe asks for."""
+    return recipe.launch.pools.by_role() if isinstance(recipe.launch, RayLaunchConfig) else ()
+
+
+def _refuse(recipe: RecipeConfig, names: Collection[str], ranks: Ranks, problems: list[str]) -> None:
+    pooled = "engines" in pools_of(recipe)
+    for name in names:
+        stage = recipe.stages[name]
+        problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
+        if pooled and getattr(stage, "environment", None) is not None:
+            problems.append(f"stages.{name}: an environment with engines of a pool")
+        if getattr(stage, "deepspeed", None) is not None:
+            deepspeed_settings(stage.deepspeed, stage)
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rlhf.config.judge_requests import JudgeRequests
+from rlhf.config.rank_limits import refused_of_stage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stage_inputs import OfflineStage
 from rlhf.config.threads import check_threads
@@ -44,6 +45,13 @@ class LayoutPlan:
     gpu_hours: float | None = None
     cost: float | None = None
     """None without a price."""
+    refused: list[str] = field(default_factory=list)
+    """What of the stage's settings such ranks, or DeepSpeed, refuse."""
+
+    @property
+    def needs(self) -> list[str]:
+        """What this version does not have and the layout takes for this stage."""
+        return [*self.layout.needs, *self.refused]
 
     @property
     def seconds_per_step(self) -> float:
@@ -60,7 +68,7 @@ class LayoutPlan:
         return {
             **asdict(self),
             "says": str(self.layout),
-            "needs": self.layout.needs,
+            "needs": self.needs,
             "memory_bytes": sum(self.memory.values()),
             "seconds_per_step": self.seconds_per_step,
         }
@@ -175,7 +183,7 @@ class _ClusterPlanner:
         easy = [plan for plan in timed if plan.memory_frac <= FITS]
         usable = easy or timed
         cheapest = min(usable, key=_price)
-        now = [plan for plan in timed if not plan.layout.needs]
+        now = [plan for plan in timed if not plan.needs]
         now = [plan for plan in now if plan.memory_frac <= FITS] or now
         fastest = min(usable, key=lambda plan: (plan.seconds_per_step, plan.layout.num_gpus))
         sizes = {plan.layout.num_gpus for plan in usable} - {cheapest.layout.num_gpus}
@@ -277,6 +285,13 @@ class _ClusterPlanner:
         costs = self._costs_on(layout)
         return costs.learning(), costs.reading(self.facts.work.read), costs.push()
 
+    def _refused(self, layout: Layout) -> list[str]:
+        """What a run in this layout would refuse, or leave undone."""
+        if layout.num_ranks == 1:
+            return ["DeepSpeed in one process"] if layout.by_deepspeed else []
+        stage = self.stage.model_copy(update={"deepspeed": "FILE" if layout.by_deepspeed else None})
+        return [f"{setting} over ranks" for setting in refused_of_stage(stage)]
+
     def _timed(self, plan: LayoutPlan) -> LayoutPlan:
         learning, reading, push = self._work_on(plan.layout)
         phase = dict(learning)
@@ -292,7 +307,9 @@ class _ClusterPlanner:
         hours = None if run is None else run * plan.layout.num_gpus / 3600
         price = self.cluster.price_per_gpu_hour
         cost = None if hours is None or price is None else hours * price
-        return replace(plan, seconds=by_activity, run_seconds=run, gpu_hours=hours, cost=cost)
+        return replace(
+            plan, seconds=by_activity, run_seconds=run, gpu_hours=hours, cost=cost, refused=self._refused(plan.layout)
+        )
 
     def _costs_on(self, layout: Layout) -> LayoutSeconds:
         return LayoutSeconds(self.facts, self.shapes, layout, self.cluster, self.stage, self.costs)
@@ -300,4 +317,4 @@ class _ClusterPlanner:
 
 def _price(plan: LayoutPlan) -> tuple[float, int, int]:
     """Cheaper first; of the same price, the one that needs less of what is not there, on fewer accelerators."""
-    return (round(plan.gpu_seconds_per_step, 9), len(plan.layout.needs), plan.layout.num_gpus)
+    return (round(plan.gpu_seconds_per_step, 9), len(plan.needs), plan.layout.num_gpus)

@@ -61,6 +61,11 @@ class Layout:
         return self.num_ranks
 
     @property
+    def by_deepspeed(self) -> bool:
+        """Whether DeepSpeed's ZeRO does it, and not FSDP2."""
+        return self.sharding.startswith("zero") or self.offload
+
+    @property
     def needs(self) -> list[str]:
         """What this version does not have and the layout takes."""
         used = {"tensor": self.tensor_size > 1, "service": self.placement == "service"}
@@ -69,10 +74,9 @@ class Layout:
     def settings(self, cluster: Cluster) -> list[str]:
         """Settings of a recipe's stage that do it, as KEY=VALUE; without any, ranks share weights by FSDP2 (docs/ranks.md)."""
         copies = self.num_ranks if self.sharding == "replicated" else self.num_ranks // self.shard_size(cluster)
-        by_deepspeed = self.sharding.startswith("zero") or self.offload
         settings = ["model.gradient_checkpointing=true"] if self.gradient_checkpointing else []
-        settings += [f"fsdp.replicate={copies}"] if copies > 1 and not by_deepspeed else []
-        return settings + (["deepspeed=FILE"] if by_deepspeed else [])
+        settings += [f"fsdp.replicate={copies}"] if copies > 1 and not self.by_deepspeed else []
+        return settings + (["deepspeed=FILE"] if self.by_deepspeed else [])
 
     def __str__(self) -> str:
         """In words: ``8 GPUs, full_shard, tensor size 2``."""

@@ -92,7 +92,8 @@ def shape_of_size(num_parameters: int) -> SizedShape:
     Raises:
         ConfigError: It is no number of parameters.
     """
-    if not isinstance(num_parameters, int | float) or isinstance(num_parameters, bool) or num_parameters < SMALLEST:
+    is_number = isinstance(num_parameters, int | float) and not isinstance(num_parameters, bool)
+    if not is_number or not SMALLEST <= num_parameters < math.inf:
         raise ConfigError(
             f"num_parameters is {num_parameters!r}; wanted the number of a model's weights, {SMALLEST:,} at least, such as 7_000_000_000"
         )

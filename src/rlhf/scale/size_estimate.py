@@ -6,12 +6,14 @@ averages, 16 in all (Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1). A 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlhf.errors import ConfigError
 from rlhf.formatting import bytes_text, percentage
 from rlhf.scale.costs import activation_bytes, tile_bytes
+from rlhf.scale.layouts import NEEDS
 from rlhf.scale.memory import AVERAGES, GPU_CONTEXT
 from rlhf.scale.model_families import SizedShape, shape_of_size
 from rlhf.scale.rank_memory import ModelBytes, Sharding, rank_bytes
@@ -24,6 +26,9 @@ Verdict = Literal["fits", "tight", "constrained"]
 only with shared models or with the optimizer on the host. ``constrained``: only adapters are trained, or nothing fits."""
 MODELS = {2: "the reference", 3: "the reference and the reward model", 4: "reference, reward model and critic"}
 LORA_RANK = 16
+WHOLE_TO_SAMPLE = 2
+"""Models that are whole on each rank while completions are sampled and judged (docs/ranks.md): policy and reward model."""
+SHARED_BACKBONE = "a reward model on another model's backbone"
 CRITIC = 4
 """Number of models from which on one of them is a critic, which is trained too: PPO's four."""
 
@@ -93,10 +98,13 @@ class SizeStrategy:
     settings: tuple[str, ...] = ()
     """KEY=VALUE, inside a stage of a recipe."""
     assumed: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    """What the strategy takes and this version does not have: it is advice then."""
 
     def __str__(self) -> str:
         """In words."""
-        return f"{self.verdict}: {self.name}, {self.why}"
+        advice = f"; advice only, this version does not have: {', '.join(self.needs)}" if self.needs else ""
+        return f"{self.verdict}: {self.name}, {self.why}{advice}"
 
 
 def estimate_memory(
@@ -173,7 +181,7 @@ def recommend_strategy(
     """
     shape = shape_of_size(num_parameters)
     _check_counts(batch_size=batch_size, seq_length=seq_length, num_models=num_models, num_gpus=num_gpus)
-    if not memory_gb > 0:
+    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < math.inf:
         raise ConfigError(f"memory_gb is {memory_gb!r}; wanted the memory of one accelerator in gigabytes, such as 80")
     ladder = _Ladder(shape, float(memory_gb) * GIGABYTE, num_gpus, float(batch_size * seq_length), num_models)
     return ladder.first_that_fits()
@@ -222,8 +230,17 @@ class _Ladder:
         done += ["optimizer and master weights in the host's memory"] if offload else []
         settings = ["model.gradient_checkpointing=true"] if recomputed else []
         settings += ["value_model=shared"] if "critic" in names else []
+        by_deepspeed = offload or sharding in ("zero-1", "zero-2")
+        settings += ["deepspeed=FILE"] if by_deepspeed else []
+        settings += [f"fsdp.replicate={self.num_gpus}"] if sharding == "replicated" and self.num_gpus > 1 else []
+        needs = [SHARED_BACKBONE] if "reward" in names else []
+        whole = WHOLE_TO_SAMPLE * self.shape.num_parameters * WIDTH["bfloat16"]
+        in_shards = self.num_gpus > 1 and sharding == "zero-3" and self.num_models > 2
+        needs += [NEEDS["service"]] if in_shards and size + whole > self.room else []
+        needs += ["DeepSpeed in one process"] if by_deepspeed and self.num_gpus == 1 else []
+        needs += ["DeepSpeed with a critic"] if by_deepspeed and self.num_gpus > 1 and with_critic else []
         return self._strategy("fits", sharding, size, done, settings, recomputed=recomputed, shared=names, offload=offload,
-                              host_bytes=one.host * trained * self.num_gpus)  # fmt: skip
+                              host_bytes=one.host * trained * self.num_gpus, needs=needs)  # fmt: skip
 
     def _adapters(self, quantized: bool) -> SizeStrategy:
         """One frozen backbone for all models, and adapters that are trained."""
@@ -253,7 +270,8 @@ class _Ladder:
         settings = [f"model.lora={lora}", "model.dtype=bfloat16", "model.gradient_checkpointing=true"]
         settings += ["value_model=shared"] if "critic" in names else []
         name = "qlora" if quantized else "lora"
-        return self._strategy("constrained", name, size, done, settings, recomputed=True, shared=names)
+        needs = [SHARED_BACKBONE] if "reward" in names else []
+        return self._strategy("constrained", name, size, done, settings, recomputed=True, shared=names, needs=needs)
 
     def _nothing(self, smallest: SizeStrategy) -> SizeStrategy:
         factor = smallest.bytes_per_gpu / self.room
@@ -266,11 +284,13 @@ class _Ladder:
     def _strategy(
         self, verdict: Verdict, name: str, size: float, done: list[str], settings: list[str], *, recomputed: bool,
         shared: tuple[str, ...], offload: bool = False, host_bytes: float = 0.0,
+        needs: list[str],
     ) -> SizeStrategy:  # fmt: skip
         why = f"{percentage(size / self.room, 0)} of each GPU's memory with {', '.join(done)}"
         return SizeStrategy(
             verdict=verdict, name=name, gradient_checkpointing=recomputed, offload=offload, shared=shared,
             bytes_per_gpu=size, host_bytes=host_bytes, why=why, settings=tuple(settings), assumed=(self.shape.said,),
+            needs=tuple(needs),
         )  # fmt: skip
 
     def _working(self, *, recomputed: bool) -> float:

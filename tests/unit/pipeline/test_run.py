@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.distributed.ranks import Ranks
 from rlhf.errors import (
     ConfigError,
     DataError,
@@ -283,3 +284,21 @@ def test_how_to_go_on_is_said_once(tmp_path, monkeypatch, message):
     text = "\n".join([str(caught.value), *caught.value.__notes__])
     assert text.count("the same command goes on from there") == 1
     assert f"In stage 'sft' of {tmp_path / 'runs' / 'loop'}" in text
+
+
+class TwoRanks(Ranks):
+    """Rank 0 of two, whose other one does nothing."""
+
+    size = 2
+
+
+def test_what_ranks_cannot_do_is_refused_before_a_finished_stage_is_made_again(tmp_path, monkeypatch):
+    done = install(monkeypatch)
+    pipeline_of(tmp_path).run()
+    done.clear()
+    again = pipeline_of(tmp_path, reward__compiled=True)
+    again.ranks = TwoRanks()
+    with pytest.raises(ConfigError, match=r"stages\.reward: compiled"):
+        again.run()
+    assert not done
+    assert (tmp_path / "runs" / "loop" / "reward" / RECORD).exists()

@@ -347,6 +347,31 @@ def test_the_memory_of_the_host_is_used_where_there_is_no_other_way(recipe):
     ]  # 16 bytes of 1.6e9 weights, 13 of them without averages
 
 
+def test_what_runs_now_is_nothing_that_a_run_would_refuse(recipe):
+    sft = {
+        "kind": "sft",
+        "model": llama(24, 2048),
+        "data": "stage:world/sft.jsonl",
+        "batch_size": 64,
+        "max_length": 512,
+    }
+
+    def planned(gib, gpus, **settings):
+        where = cluster(accelerator={**FIGURES, "memory_gib": gib}, nodes=1, gpus_per_node=gpus)
+        return plan_on_cluster(recipe(sft=sft | settings), where).stages[0]
+
+    alone = planned(26, 1)  # DeepSpeed keeps the optimizer on the host over ranks only
+    assert alone.cheapest.needs == ["DeepSpeed in one process"]
+    assert alone.cheapest_now is None
+    assert planned(24, 4).cheapest_now is not None
+    compiled = planned(24, 4, compiled=True)
+    assert compiled.cheapest.needs == ["compiled over ranks"]
+    assert compiled.cheapest_now is None
+    averaged = planned(24, 4, ema_decay=0.9).cheapest_now
+    assert averaged is not None
+    assert not averaged.layout.by_deepspeed
+
+
 def test_less_memory_takes_more_accelerators_until_nothing_fits(recipe):
     sft = {
         "kind": "sft",

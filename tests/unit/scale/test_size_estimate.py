@@ -87,6 +87,21 @@ def test_reference_and_reward_share_a_backbone_before_weights_go_to_the_host():
     assert offloaded.host_bytes == 12 * 7 * B * (1 if offloaded.shared else 2)
 
 
+def test_what_this_version_lacks_for_a_strategy_is_said():
+    def needs(*arguments, **more):
+        return rlhf.recommend_strategy(*arguments, **more).needs
+
+    assert needs(80, 7 * B, 1, num_models=1) == ("DeepSpeed in one process",)  # the optimizer on the host
+    assert needs(80, 7 * B, 8, num_models=1) == ()
+    assert needs(80, 7 * B, 8) == ()
+    # 64 GPUs hold 70e9 weights in shards, and none of them the whole policy, which a rank samples with
+    [engines] = needs(80, 70 * B, 64)
+    assert "rollout engines" in engines
+    assert needs(80, 70 * B, 64, num_models=2) == ()
+    assert needs(24, 7 * B, 1, num_models=3) == ("a reward model on another model's backbone",)
+    assert needs(24, 7 * B, 1, num_models=2) == ()
+
+
 def test_adapters_keep_one_backbone_for_all_models():
     advice = rlhf.recommend_strategy(24, 7 * B, 1, num_models=4)
     assert advice.shared == ("reference", "reward", "critic")
