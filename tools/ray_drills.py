@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 RECIPE = "recipes/cluster_ppo.yaml"
 SHORT = (
     "stages.sft.max_steps=20", "stages.preferences.num_pairs=100", "stages.reward.epochs=1", "stages.ppo.rollouts=4",
-    "stages.ppo.prompts_per_rollout=64", "device=cpu", "launch.pools.engines.cpus=0.5",
+    "stages.ppo.prompts_per_rollout=64", "device=cpu", "launch.pools.engines.cpus=0.5", "launch.pools.engines.prompts_per_unit=16",
 )  # fmt: skip
 """Of the recipe, so that a run takes seconds."""
 MARK = "RLHF_RAY_DRILL"

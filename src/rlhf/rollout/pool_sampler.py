@@ -17,7 +17,7 @@ class AsksThePool(Protocol):
     under_way: Future[Any] | None
 
     def load_weights(self, version: int) -> None:
-        """See ``rlhf.rollout.types.RolloutEngine``."""
+        """Sample with the policy's weights as they are now from here on."""
         ...
 
     def sample_now(self, request: Request) -> list[list[Completion]]:
