@@ -37,7 +37,7 @@ UNITS_PER_ENGINE = 2
 
 
 class PooledEngine:
-    """See ``rlhf.rollout.types.RolloutEngine`` for what it promises.
+    """A ``RolloutEngine`` whose prompts are sampled by engines in actors.
 
     Args:
         cluster: Where the engines live.
