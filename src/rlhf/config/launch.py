@@ -14,15 +14,35 @@ from rlhf.config.yaml_text import read_yaml
 
 LAUNCHER = "launcher"
 """The key that tells launchers apart."""
+RANKS = "Ranks of one machine are `launch: {launcher: torchrun, processes: N}`; over several machines start them with torchrun (docs/ranks.md)."
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("processes", "num_processes", "nproc_per_node", "world_size"), RANKS),
+    **dict.fromkeys(
+        ("nodes", "num_nodes", "nnodes", "num_machines"),
+        "Machines join a cluster by `ray start` (docs/cluster.md), or are started by torchrun on each (docs/ranks.md).",
+    ),
+    **dict.fromkeys(("gpus_per_node", "num_gpus", "gpus"), "GPUs are given to each replica: pools.engines.gpus."),
+    "replicas": "Each pool has its own: pools.engines.replicas.",
+}
+"""Keys that people look for -> where what they want is said."""
 
 
-class LocalLaunchConfig(BaseConfig):
+class _Launch(BaseConfig):
+    """What launchers share."""
+
+    @classmethod
+    def hint_on_key(cls, key: str) -> str:
+        """For a key that is not there."""
+        return ELSEWHERE.get(key, "")
+
+
+class LocalLaunchConfig(_Launch):
     """This process alone, or the ranks of the launcher that started it."""
 
     launcher: Literal["local"] = "local"
 
 
-class TorchrunLaunchConfig(BaseConfig):
+class TorchrunLaunchConfig(_Launch):
     """Ranks on this machine, as `torchrun --nproc-per-node` starts them; a process that is a rank already starts no others."""
 
     launcher: Literal["torchrun"]
@@ -110,7 +130,7 @@ class PoolsConfig(BaseConfig):
         return {role: pool for role, pool in pools.items() if pool is not None}
 
 
-class RayLaunchConfig(BaseConfig):
+class RayLaunchConfig(_Launch):
     """One process that trains, and pools of Ray's actors that work for it."""
 
     launcher: Literal["ray"]

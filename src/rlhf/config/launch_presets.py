@@ -22,16 +22,30 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def with_preset(value: Any) -> Any:
-    """A section with what its preset says, where it names one; its own keys count.
+    """A section with what its preset says, where it names one; its own keys count, those of each pool one by one.
 
     Raises:
         ValueError: There is no such preset.
     """
     if isinstance(value, str):
         return PRESETS.get(value, value)
-    if not isinstance(value, Mapping) or PRESET not in value:
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("launcher") in PRESETS:  # what `launch=standard launch.address=auto` on the command line comes to
+        value = {**{key: own for key, own in value.items() if key != "launcher"}, PRESET: value["launcher"]}
+    if PRESET not in value:
         return value
     name = value[PRESET]
     if name not in PRESETS:
         raise ValueError(f"{PRESET} {name!r} is none of: {', '.join(PRESETS)}")
-    return {**PRESETS[name], **{key: own for key, own in value.items() if key != PRESET}}
+    return _over(PRESETS[name], {key: own for key, own in value.items() if key != PRESET})
+
+
+def _over(preset: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Own keys over those of a preset, section by section."""
+    both = {
+        key: _over(preset[key], value)
+        for key, value in own.items()
+        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
+    }
+    return {**preset, **own, **both}

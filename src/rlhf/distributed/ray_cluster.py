@@ -86,7 +86,7 @@ class Host:
 
 
 class RayCall:
-    """See ``rlhf.distributed.actor_calls.Call``."""
+    """A call of a Ray actor, a ``Call`` of ``rlhf.distributed.actor_calls``."""
 
     def __init__(self, ray: Any, ref: Any) -> None:
         self.ray = ray
@@ -108,7 +108,7 @@ class RayCall:
 
 
 class RayActor:
-    """See ``rlhf.distributed.actor_calls.Actor``."""
+    """A Ray actor, an ``Actor`` of ``rlhf.distributed.actor_calls``."""
 
     def __init__(self, ray: Any, handle: Any) -> None:
         self.ray = ray
@@ -125,7 +125,7 @@ class RayActor:
 
 
 class RayCluster:
-    """See ``rlhf.distributed.actor_calls.Cluster``. Nothing is started before ``open``.
+    """A ``Cluster`` of ``rlhf.distributed.actor_calls`` that is Ray's. Nothing is started before ``open``.
 
     Args:
         launch: Which cluster, and what its pools need.

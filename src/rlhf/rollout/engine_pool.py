@@ -41,7 +41,7 @@ SMALLEST_UNIT = 32
 
 
 class PooledEngine:
-    """See ``rlhf.rollout.types.RolloutEngine`` for what it promises.
+    """A ``RolloutEngine`` whose prompts are sampled by engines in actors.
 
     Args:
         cluster: Where the engines live.

@@ -52,7 +52,7 @@ class SampledUnit:
 
 
 class EngineWorker:
-    """See ``rlhf.distributed.actor_pool``; one of its objects.
+    """What an actor of the pool `engines` is made of: an engine, and the copy of the policy that it samples from.
 
     Args:
         policy: What ``torch.save`` made of a copy of the policy, or the path of a file that holds it.

@@ -25,7 +25,7 @@ WORKER = "rlhf.training.reference_worker:build_worker"
 
 
 class PooledReference:
-    """See ``rlhf.models.reference.Reference``. The actors start at once, and load the model from where this process did.
+    """A ``Reference`` whose log-probabilities actors compute. They start at once, and load the model from where this process did.
 
     Args:
         cluster: Where they live.

@@ -17,7 +17,7 @@ from rlhf.training.optim import mixed_precision
 
 
 class ReferenceWorker:
-    """See ``rlhf.distributed.actor_pool``; one of its objects.
+    """What an actor of the pool `reference` is made of: a frozen model.
 
     Args:
         config: Where the model is loaded from, as its node finds it.

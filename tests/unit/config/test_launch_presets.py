@@ -27,6 +27,29 @@ def test_a_preset_may_be_changed():
     assert (launch.address, launch.placement, launch.pools.engines.replicas) == ("auto", "separate", 4)
 
 
+def test_a_setting_of_one_pool_leaves_the_rest_of_the_preset():
+    for launch in (
+        launch_of({"preset": "standard", "pools": {"engines": {"gpus": 0}, "reference": None}}),
+        launch_of({"launcher": "standard", "pools": {"engines": {"gpus": 0}, "reference": None}}),
+    ):
+        pools = {role: (pool.replicas, pool.gpus) for role, pool in launch.pools.by_role().items()}
+        assert pools == {"engines": (4, 0.0), "reward": (2, 0.2)}
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        ({"processes": 2}, "torchrun"),
+        ({"launcher": "ray", "nodes": 2}, "ray start"),
+        ({"launcher": "ray", "gpus_per_node": 8}, r"pools\.engines\.gpus"),
+        ({"launcher": "ray", "replicas": 2}, r"pools\.engines\.replicas"),
+    ],
+)
+def test_a_key_that_is_not_there_says_where_what_it_wants_is_said(launch, says):
+    with pytest.raises(ConfigError, match=says):
+        launch_of(launch)
+
+
 def test_a_preset_that_is_not_there_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"'standrad'.*standard"):
         launch_of({"preset": "standrad"})
