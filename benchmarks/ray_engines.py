@@ -50,7 +50,7 @@ SIZES = {"1M": (128, 4), "20M": (448, 8), "100M": (768, 14)}
 MEASURED = "benchmarks.ray_engines:build_measured"
 POOLS: dict[str, dict[str, Any]] = {
     "1 in Ray": {"replicas": 1},
-    "2 in Ray": {"replicas": 2},
+    "2 in Ray, `prompts_per_unit: 24`": {"replicas": 2, "prompts_per_unit": 24},
     "2 in Ray, `prompts_per_unit: 48`": {"replicas": 2, "prompts_per_unit": 48},
 }
 WAYS = ("object_store", "folder")
@@ -66,7 +66,13 @@ def build_measured(*arguments: Any) -> Any:
 @contextmanager
 def pool_of(policy: Any, cluster: RayCluster, **settings: Any) -> Iterator[PooledEngine]:
     """Engines with these settings on a cluster that is there."""
-    engine = PooledEngine(cluster, EnginePoolConfig(cpus=0.2, **settings), policy, LocalEngineConfig(), worker=MEASURED)
+    engine = PooledEngine(
+        cluster,
+        EnginePoolConfig(cpus=0.2, start_timeout_seconds=900, **settings),
+        policy,
+        LocalEngineConfig(),
+        worker=MEASURED,
+    )
     try:
         yield engine
     finally:
@@ -239,7 +245,7 @@ def main() -> None:
         print(name, [round(number, 3) for number in seconds.processor], flush=True)
     pushed = pushes(rounds=max(3, chosen.rounds // 5))
     write = f" --write {chosen.write}" if chosen.write else ""
-    text = page(sampled, pushed, f"python benchmarks/ray_engines.py{write}")
+    text = page(sampled, pushed, f"python benchmarks/ray_engines.py --rounds {chosen.rounds}{write}")
     if chosen.write:
         chosen.write.write_text(text, encoding="utf-8")
     else:

@@ -1,7 +1,7 @@
 """Engines in Ray's actors are killed, stopped, given wrong weights and no room; what the run does, and within how many seconds.
 
     python tools/ray_drills.py                                  every drill, about six minutes
-    python tools/ray_drills.py --only engine_killed --write docs/results/ray_drills.md
+    python tools/ray_drills.py --only engine_killed --write docs/results/ray_drills.md      this row again, the others stay
 
 Each drill is either a run of `recipes/cluster_ppo.yaml` in short, to whose processes something is done from outside, or a pool of
 engines in this process. "Same bits" compares every file and every metric of the stage `ppo` with the run that nobody disturbed.
@@ -492,6 +492,13 @@ def page(outcomes: Sequence[tuple[str, Outcome]], command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_rows_of(old: str, new: str) -> str:
+    """A page with the rows of an older one, of drills that were not done now, in the table's order."""
+    rows = {line.split("`")[1]: line for text in (old, new) for line in text.splitlines() if line.startswith("| `")}
+    head = [line for line in new.splitlines() if not line.startswith("| `")]
+    return "\n".join([*head, *(rows[name] for name in DRILLS if name in rows)]) + "\n"
+
+
 def main() -> None:
     """Run drills and print or write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -509,7 +516,8 @@ def main() -> None:
     write = f" --write {chosen.write}" if chosen.write else ""
     text = page(outcomes, f"python tools/ray_drills.py{only}{write}")
     if chosen.write:
-        chosen.write.write_text(text, encoding="utf-8")
+        old = chosen.write.read_text(encoding="utf-8") if chosen.write.exists() else ""
+        chosen.write.write_text(with_rows_of(old, text), encoding="utf-8")
     else:
         print(text)
     if not all(outcome.good for _, outcome in outcomes):

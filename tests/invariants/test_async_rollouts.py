@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.config.launch import EnginePoolConfig
+from rlhf.distributed.current_cluster import working_for_this_process
 from rlhf.errors import InterruptedRun, TrainingError
 from rlhf.rollout.local import LocalEngine
 from rlhf.training.checkpoint import CheckpointManager
 from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
 from tests.fixtures import toy
+from tests.fixtures.actors import DIE, HANG, FakeCluster
 from tests.fixtures.overlap import in_turn
 from tests.invariants.test_resume import KilledError, KillingLog, build, logged
 
@@ -48,6 +51,34 @@ def run(trainer: Any) -> tuple[Any, Any, Any]:
 
 def same(actual: tuple[Any, Any, Any], expected: tuple[Any, Any, Any]) -> bool:
     return toy.largest_difference(actual[0], expected[0]) == 0.0 and actual[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["in peace", "with an engine lost in each rollout"])
+def test_a_pool_beside_training_gives_the_bits_of_sampling_in_turn(dies, tmp_path):
+    def fate(replica, life, method, arguments):
+        return DIE if dies and method == "sample" and life % 2 == 0 else None
+
+    cluster = FakeCluster(fate)
+    cluster.pools = {"engines": EnginePoolConfig()}
+    with working_for_this_process(cluster):
+        trainer = build("grpo", tmp_path / "pool", **SETTINGS)
+    trainer.collector.engine.notify = lambda text: None
+    pooled = run(trainer)
+    assert len(cluster.lives) > 1 if dies else cluster.lives == [0]
+    assert same(run(in_turn(build("grpo", tmp_path / "turn", **SETTINGS))), pooled)
+    assert logged(tmp_path / "turn") == logged(tmp_path / "pool")
+
+
+def test_a_pool_that_is_closed_in_the_middle_of_a_rollout_ends_it(tmp_path):
+    cluster = FakeCluster(lambda replica, life, method, arguments: HANG if method == "sample" else None)
+    cluster.pools = {"engines": EnginePoolConfig()}
+    with working_for_this_process(cluster):
+        collector = build("grpo", tmp_path, **SETTINGS).collector
+    assert collector.ahead is not None
+    prompts = toy.prompts(2)
+    collector.ahead.begin(prompts, rollout_index=0, version=0)
+    collector.close()
+    assert collector.engine.under_way is None
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])

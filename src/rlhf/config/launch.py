@@ -76,8 +76,8 @@ class EnginePoolConfig(PoolConfig):
     folder: FilePath | None = None
     """Where that file lies: one that all nodes see; by default a temporary one of this machine."""
     prompts_per_unit: int | None = Field(None, ge=1)
-    """Prompts, with all their completions, that an engine is given at a time; by default a rollout is cut into two units for each
-    engine, and is one unit where there is one engine. Log-probabilities depend on it by rounding, as on the size of any batch."""
+    """Prompts, with all their completions, that an engine is given at a time; by default a rollout is cut into one unit for each
+    engine, or two where they have 32 prompts at least and there are several engines. Log-probabilities depend on it by rounding, as on the size of any batch."""
     reissue_after: float | None = Field(3.0, gt=1)
     """A unit that takes so many times as long as its length lets expect is given to an idle engine, too, and the first answer is taken;
     null for never."""

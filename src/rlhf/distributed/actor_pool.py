@@ -115,6 +115,7 @@ class ActorPool:
         self.preparation: Preparation | None = None
         """Every actor does it before its next work."""
         self._replicas = [_Replica(number) for number in range(settings.replicas)]
+        self._abandoned = False
         self._pace: list[float] = []
         """Seconds for each unit of cost, of the newest units."""
 
@@ -164,8 +165,14 @@ class ActorPool:
                 replica.actor.kill()
         self._replicas = [_Replica(number) for number in range(self.settings.replicas)]
 
+    def abandon(self) -> None:
+        """Let what another thread runs, or is about to run, end with an error, soon; this pool does nothing any more."""
+        self._abandoned = True
+
     def _run(self, work: _Round) -> list[Any]:
         while len(work.results) < len(work.units):
+            if self._abandoned:
+                raise TrainingError(f"What the pool `{self.role}` did is not wanted any more.")
             self._step(work)
         return [work.results[unit.number] for unit in work.units]
 

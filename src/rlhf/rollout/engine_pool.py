@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from rlhf.distributed.actor_pool import ActorPool, Preparation
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.score import base_model
 from rlhf.rollout.engine_worker import AboutEngine, Held, SampledUnit
+from rlhf.rollout.pool_sampler import TICK_SECONDS, PoolSampler
 from rlhf.rollout.requests import check_prompts, rows_to_check
 from rlhf.rollout.snapshot import Request
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
@@ -34,6 +36,8 @@ WORKER = "rlhf.rollout.engine_worker:build_worker"
 ROLE = "engines"
 UNITS_PER_ENGINE = 2
 """Of a rollout, where the recipe does not say how many prompts a unit has: an engine that is done early takes another's second one."""
+SMALLEST_UNIT = 32
+"""Prompts: with fewer, what every call costs (weights made ready, a step for each token) outweighs a better balance."""
 
 
 class PooledEngine:
@@ -72,6 +76,8 @@ class PooledEngine:
         self._version = 0
         self._paused = False
         self._exact = False
+        self.under_way: Future[Any] | None = None
+        """A rollout that is sampled beside training: others wait for its end."""
         self._sender: WeightSender | None = None
         self._pool: ActorPool | None = None
         self._lengths = ExpectedLengths()
@@ -120,6 +126,7 @@ class PooledEngine:
             ModelError: The policy can't be copied into another process.
             ConfigError, StorageError: There is no place for its weights.
         """
+        self._settle()
         pool = self._opened()
         assert self._sender is not None, "open"
         sent = self._sender.send(self.policy, version)
@@ -146,8 +153,23 @@ class PooledEngine:
 
     def fingerprint(self) -> str:
         """That of every engine; where one has another than the policy's, its own."""
+        self._settle()
         own = self.policy.fingerprint()
-        return next((theirs for theirs in self._ready().each("fingerprint") if theirs != own), own)
+        return next((theirs for theirs in self.fingerprints() if theirs != own), own)
+
+    def fingerprints(self) -> list[str]:
+        """Of each engine."""
+        return self._ready().each("fingerprint")
+
+    def sampler_beside(self) -> PoolSampler:
+        """What samples the next rollout while the policy learns."""
+        return PoolSampler(self)
+
+    def abandon(self) -> None:
+        """What is under way is not wanted any more."""
+        if self._pool is not None:
+            self._pool.abandon()
+        self._settle()
 
     def restart(self) -> None:
         """End the engines; the next request starts them with the newest weights."""
@@ -185,6 +207,14 @@ class PooledEngine:
             raise ConfigError(f"{complaint}.")
         if not prompts:
             return []
+        self._settle()
+        return self.sample_now(
+            Request(prompts=prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index)
+        )
+
+    def sample_now(self, request: Request) -> list[list[Completion]]:
+        """What ``generate`` gives, whatever else is under way; raises as it does."""
+        prompts, sampling = request.prompts, request.sampling
         check_prompts(prompts, base_model(self.policy.model), sampling)
         if self.policy.path is None:  # all engines take the same one
             self.policy.choose_path(rows_to_check(prompts))
@@ -193,14 +223,14 @@ class PooledEngine:
         held = self._wanted()
         requests = [
             Request(
-                prompts=[prompts[place] for place in places], num_samples=num_samples, sampling=sampling,
-                seed=seed, rollout_index=rollout_index,
+                prompts=[prompts[place] for place in places], num_samples=request.num_samples, sampling=sampling,
+                seed=request.seed, rollout_index=request.rollout_index,
             ).slim()
             for places in units
         ]  # fmt: skip
-        costs = [self._lengths.cost(request) for request in requests]
+        costs = [self._lengths.cost(unit) for unit in requests]
         sampled: list[SampledUnit] = pool.run(
-            "sample", [(held.version, held.checksum, request, self._exact) for request in requests], costs=costs
+            "sample", [(held.version, held.checksum, unit, self._exact) for unit in requests], costs=costs
         )
         return self._in_order(units, sampled, held, count=len(prompts))
 
@@ -229,13 +259,21 @@ class PooledEngine:
         by_id: dict[str, list[int]] = {}
         for place, prompt in enumerate(prompts):
             by_id.setdefault(prompt.id, []).append(place)
-        wanted = 1 if self.settings.replicas == 1 else UNITS_PER_ENGINE * self.settings.replicas
+        engines = self.settings.replicas
+        several = engines > 1 and len(by_id) >= UNITS_PER_ENGINE * engines * SMALLEST_UNIT
+        wanted = engines * (UNITS_PER_ENGINE if several else 1)
         size = self.settings.prompts_per_unit or -(-len(by_id) // wanted)
         together = list(by_id.values())
         return [
             [place for places in together[first : first + size] for place in places]
             for first in range(0, len(together), size)
         ]
+
+    def _settle(self) -> None:
+        """Wait for what was begun beside training; whoever began it is told how it ended."""
+        while self.under_way is not None and not self.under_way.done():
+            wait([self.under_way], timeout=TICK_SECONDS)
+        self.under_way = None
 
     def _wanted(self) -> Held:
         assert self._sender is not None, "weights are sent before anything is asked"

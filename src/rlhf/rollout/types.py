@@ -112,7 +112,8 @@ class RolloutEngine(Protocol):
 
     An engine may have more, which ``rlhf.rollout.engines`` and the trainers look for: ``exact`` (whether its log-probabilities are the
     trainer's up to the order of additions), ``exactly()`` (a context in which they are), ``figures`` (metrics of the newest rollout),
-    ``notify`` (called with messages of another process), ``restart()`` (of that process), and ``reopens = True`` with ``close()``: it is
+    ``notify`` (called with messages of another process), ``restart()`` (of that process), ``sampler_beside()``
+    (what samples one rollout ahead, see ``rlhf.rollout.sampler_process.Sampler``), and ``reopens = True`` with ``close()``: it is
     closed when a run needs it no more, and the next request starts it again.
     """
 

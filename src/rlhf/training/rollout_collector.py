@@ -35,6 +35,8 @@ class RolloutCollector:
         """Whether completions come from the module that is trained."""
         self.engine = inputs.engine or build_engine(self.policy, self.config.engine, autocast=self.config.autocast)
         self.ahead = build_ahead(self.policy, self.config, own_engine=self.own_engine, name=name)
+        if self.ahead is not None and hasattr(self.engine, "sampler_beside"):
+            self.ahead.build = self.engine.sampler_beside
         self.version = 0
         """Of the weights that the engine samples with next."""
         listen_to(self.engine, log.alarm)

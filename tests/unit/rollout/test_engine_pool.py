@@ -82,7 +82,7 @@ def test_who_samples_a_unit_and_who_was_lost_changes_no_bit(policy):
     peaceful = build(policy).generate(PROMPTS, **ASKED)
     disturbed = build(policy, FakeCluster(fate))
     assert disturbed.generate(PROMPTS, **ASKED) == peaceful
-    more = build(policy, replicas=5, prompts_per_unit=2)  # with two engines a unit had two prompts as well
+    more = build(policy, replicas=5, prompts_per_unit=3)  # with two engines a unit had three prompts as well
     assert more.generate(PROMPTS, **ASKED) == peaceful
 
 

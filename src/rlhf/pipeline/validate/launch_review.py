@@ -40,12 +40,6 @@ def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
         review.error(
             "launch.launcher", f"ray needs the package 'ray'. Install it with: {pip_line('scale')}", MissingExtraError
         )
-    for _, stage in review.each_stage():
-        if launch.pools.engines is not None and getattr(stage, "async_rollouts", None) is not None:
-            review.error(
-                "async_rollouts",
-                "It samples in a process of its own, and launch.pools.engines in actors; leave one of them out.",
-            )
     if launch.address is not None:
         review.leave(f"whether the cluster at {launch.address} has room for {'; '.join(asked_of_ray(launch))}")
         return
