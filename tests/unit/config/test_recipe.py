@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from rlhf.config.recipe import RecipeConfig, _takes_seed, expand_variables, load_recipe, stage_references
+from rlhf.config.recipe import RecipeConfig, _takes, expand_variables, load_recipe, stage_references
 from rlhf.config.stage_inputs import StageConfig
 from rlhf.config.stages import BY_KIND, judge_kinds
 from rlhf.errors import ConfigError
@@ -148,6 +148,6 @@ def test_a_stage_without_a_seed_is_given_none(monkeypatch):
         runs = "plain:run_plain"
 
     monkeypatch.setattr("rlhf.config.recipe.BY_KIND", {**BY_KIND, "plain": Plain})
-    assert not _takes_seed({"kind": "plain"})
-    assert _takes_seed(SFT)
-    assert _takes_seed({"kind": "unknown"}), "the complaint is about the kind"
+    assert not _takes({"kind": "plain"}, "seed")
+    assert _takes(SFT, "seed")
+    assert _takes({"kind": "unknown"}, "seed"), "the complaint is about the kind"
