@@ -40,7 +40,6 @@ STRATEGIES: Sequence[dict[str, Any]] = (
     {"kind": "beam", "width": 1, "samples": 8},
     {"kind": "beam", "width": 2, "samples": 4},
     {"kind": "mcts", "max_children": 8},
-    {"kind": "mcts", "max_children": 16},
 )
 
 
