@@ -174,5 +174,7 @@ def _imported(device: torch.device) -> Any:
     ):  # gloo does it; DeepSpeed would compile an operator of its own at the first start, for minutes
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+        deepspeed.init_distributed(
+            dist_backend="gloo" if device.type == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False
+        )
     return deepspeed
