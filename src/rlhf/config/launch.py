@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rlhf.config.base import BaseConfig, FilePath
 from rlhf.config.launch_presets import with_preset
@@ -145,6 +146,16 @@ class RayLaunchConfig(_Launch):
     """For Ray to reserve what the pools need; a cluster that adds nodes on demand needs minutes."""
     object_store_gib: float | None = Field(None, gt=0)
     """Shared memory of a cluster that is started here; by default Ray's own choice, about a third of the memory."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_where_a_cluster_listens(cls, address: str | None) -> str | None:
+        if address is None or address == "auto" or re.fullmatch(r"[^/\s]+:\d+", address):
+            return address
+        raise ValueError(
+            f"{address!r} is not `auto` (the cluster of this machine) or HOST:PORT, as `ray start --head --port` gives it. Ray's client "
+            "(`ray://`) is not used: run on a machine of the cluster"
+        )
 
     @model_validator(mode="after")
     def _starts_what_it_sizes(self) -> Self:

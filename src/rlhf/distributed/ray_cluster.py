@@ -334,9 +334,9 @@ def _check_answers(address: str) -> None:
     """Refuse an address where nothing listens: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return  # `auto`, or a form that Ray knows
+        return  # `auto`
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as err:
         raise ConfigError(_no_cluster(address, err)) from None
 

@@ -58,3 +58,10 @@ def test_a_preset_that_is_not_there_is_refused_by_name():
 def test_only_what_a_pool_has_is_taken():
     with pytest.raises(ConfigError, match=r"launch\.pools\.reference"):
         launch_of({"launcher": "ray", "pools": {"reference": {"completions_per_unit": 4}}})
+
+
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "10.0.0.1", "local", "head:"])
+def test_an_address_where_no_cluster_listens_is_refused(address):
+    with pytest.raises(ConfigError, match=r"launch\.address"):
+        launch_of({"launcher": "ray", "address": address})
+    assert launch_of({"launcher": "ray", "address": "[::1]:6379"}).address == "[::1]:6379"
