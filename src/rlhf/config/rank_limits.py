@@ -43,3 +43,13 @@ def _refused_with_deepspeed(config: TrainConfig) -> list[str]:
 def refused_of_stage(stage: Any) -> list[str]:
     """What of a stage ranks can't do yet; a stage that trains nothing is rank 0's alone, and nothing of it is refused."""
     return refused_settings(stage) if stage.trains else []
+
+
+def refused_in_one_process(config: Any) -> str | None:
+    """What of a trainer or a stage only ranks can do; None for nothing."""
+    if getattr(config, "deepspeed", None) is None:
+        return None
+    return (
+        "deepspeed is for several ranks, and this is one process: start them with `deepspeed --num_gpus=N --module rlhf run RECIPE` or "
+        "`launch: {launcher: torchrun, processes: N}`, or leave it out"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf.config.deepspeed import deepspeed_settings
 from rlhf.config.launch import RayLaunchConfig
-from rlhf.config.rank_limits import refused_of_stage
+from rlhf.config.rank_limits import refused_in_one_process, refused_of_stage
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.distributed.ranks import Ranks
@@ -35,13 +35,17 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
 
 
 def check_stages(recipe: RecipeConfig, undone: Collection[str], ranks: Ranks) -> None:
-    """The same of stages that are to be made, finished ones that are made again included.
+    """The same of stages that are to be made, finished ones that are made again included; and what one process can't do.
 
     Raises:
         ConfigError: As ``check_recipe``.
     """
     if ranks.size > 1:
         _refuse(recipe, undone, ranks, [])
+        return
+    for name in undone:
+        if (refused := refused_in_one_process(recipe.stages[name])) is not None:
+            raise ConfigError(f"stages.{name}.{refused}.")
 
 
 def pools_of(recipe: RecipeConfig) -> Collection[str]:

@@ -11,7 +11,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlhf.config.rank_limits import refused_settings
+from rlhf.config.rank_limits import refused_in_one_process, refused_settings
 from rlhf.config.training import TrainConfig
 from rlhf.distributed.ranks import Ranks
 from rlhf.distributed.sharding import ShardOptions, cut_by, unshard
@@ -24,12 +24,14 @@ from rlhf.training.penalties import ElasticWeightConsolidation
 
 
 def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse what several ranks can't train yet.
+    """Refuse what several ranks can't train yet, or one process.
 
     Raises:
         ConfigError: Naming each setting.
     """
     if ranks.size == 1:
+        if (refused_alone := refused_in_one_process(config)) is not None:
+            raise ConfigError(f"{algorithm.name}: {refused_alone}.")
         return
     refused = refused_settings(config)
     if any(not isinstance(penalty, ElasticWeightConsolidation) for penalty in algorithm.penalties):

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.rank_limits import refused_of_stage
+from rlhf.config.rank_limits import refused_in_one_process, refused_of_stage
+from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import BY_KIND
+from rlhf.distributed.ranks import Ranks
+from rlhf.errors import ConfigError
+from rlhf.pipeline.recipe_over_ranks import check_stages
+from tests.fixtures import toy
 
 SFT = {"model": "embedded", "data": "rows.jsonl"}
 ONLINE = {"model": "embedded", "prompts": "rows.jsonl", "reward": "length.py:reward"}
@@ -42,3 +47,14 @@ def test_what_is_refused_is_named(kind, settings, refused):
 def test_a_stage_that_trains_nothing_is_that_of_rank_0():
     world = BY_KIND["world"].of({"kind": "world"})
     assert refused_of_stage(world) == []
+
+
+def test_deepspeed_is_for_ranks_and_one_process_says_so(tmp_path):
+    asked = stage("sft", deepspeed="zero.json")
+    assert "deepspeed is for several ranks" in (refused_in_one_process(asked) or "")
+    assert refused_in_one_process(stage("sft")) is None
+    recipe = RecipeConfig.of({"name": "run", "stages": {"sft": {"kind": "sft", **SFT, "deepspeed": "zero.json"}}})
+    with pytest.raises(ConfigError, match=r"stages\.sft\.deepspeed"):
+        check_stages(recipe, ["sft"], Ranks())
+    with pytest.raises(ConfigError, match="deepspeed"):
+        toy.build_trainer("sft", deepspeed=str(tmp_path / "zero.json")).train()
