@@ -15,7 +15,6 @@ from rlhf.models.reference import Reference
 from rlhf.rewards.model_reward import reward_models
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.inputs import RLInputs
-from rlhf.training.reference_pool import PooledReference
 
 
 def offload_frozen(inputs: RLInputs[Any]) -> None:
@@ -43,9 +42,10 @@ def logprobs_of(
     max_tokens: int,
 ) -> Tensor:
     """[M] a model's log-probabilities of a rollout's completions, on the CPU: by this process on ``device``, or by actors."""
-    if isinstance(model, PooledReference):
+    logprobs_of = getattr(model, "logprobs_of", None)
+    if logprobs_of is not None:  # rlhf.training.reference_pool, which is in no stage's key
         batches = experience.batches(range(len(experience.groups)), max_tokens=max_tokens)
-        return torch.cat(model.logprobs_of(batches, temperature=temperature))
+        return torch.cat(logprobs_of(batches, temperature=temperature))
     with on_device(model):
         return experience.map(
             lambda batch: model.logprobs(batch.to(device), temperature=temperature), max_tokens=max_tokens

@@ -246,5 +246,7 @@ def test_who_starts_processes_and_whose_actors_sample_is_in_no_key(tmp_path):
         "rollout/engine_pool",
         "rollout/engine_worker",
         "rollout/weight_sending",
+        "rewards/reward_pool",
+        "training/reference_pool",
     )
     assert not [name for name in made[0].code if name.startswith(apart)]
