@@ -20,7 +20,7 @@ from rlhf.config.launch import EnginePoolConfig
 from rlhf.distributed.actor_calls import Cluster
 from rlhf.errors import ConfigError, ModelError
 from rlhf.files import check_space, make_folder, storage_errors
-from rlhf.formatting import bytes_text
+from rlhf.formatting import bytes_text, percentage
 from rlhf.models.folders import weights_fingerprint
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.snapshot import weight_bytes
@@ -127,7 +127,7 @@ class WeightSender:
             return False
         too_small = (
             f"The weights take {bytes_text(size)}, and Ray's object store has {bytes_text(room)} on its smallest node, of which "
-            f"{STORE_SHARE:.0%} may be taken by one version"
+            f"{percentage(STORE_SHARE, 0)} may be taken by one version"
         )
         if self.settings.folder is None and self.cluster.num_nodes > 1:
             raise ConfigError(
