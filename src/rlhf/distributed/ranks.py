@@ -27,8 +27,16 @@ WAIT_FOR_REASON_SECONDS = 5.0
 POLL_SECONDS = 0.05
 FAULT = "rlhf/fault"
 """Key of what the first rank that failed has to say."""
-LOST_PEER = ("gloo", "nccl", "connection", "socket", "broken pipe", "peer", "store")
-"""Words of the errors with which torch says that another process is gone."""
+LOST_PEER = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "connection was",
+    "broken pipe",
+)
+"""Words of gloo's and NCCL's errors about a process that is gone, where torch raises a plain RuntimeError."""
 
 
 class Ranks:
@@ -232,9 +240,11 @@ def launched_ranks() -> Iterator[Ranks]:
 
 
 def _is_lost_peer(err: BaseException) -> bool:
+    from torch.distributed import DistError
+
     if isinstance(err, RLHFError) or not isinstance(err, RuntimeError):
         return False
-    return any(word in str(err).lower() for word in LOST_PEER)
+    return isinstance(err, DistError) or any(word in str(err).lower() for word in LOST_PEER)
 
 
 def _message(err: BaseException) -> str:

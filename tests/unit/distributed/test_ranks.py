@@ -6,8 +6,9 @@ import os
 import time
 
 import pytest
+import torch
 
-from rlhf.distributed.ranks import current_ranks, launched_ranks
+from rlhf.distributed.ranks import _is_lost_peer, current_ranks, launched_ranks
 from rlhf.errors import DataError, InterruptedRun, TrainingError
 from tests.fixtures.two_ranks import run_over_ranks
 
@@ -31,6 +32,20 @@ def test_a_process_by_itself_exchanges_with_itself(monkeypatch):
         ranks.order(None)
         err = ValueError("own")
         assert ranks.named(err) is err
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3", True),
+        ("NCCL error: remote process exited", True),
+        ("The tensor can't be stored in int8", False),
+        ("expected a peer model of 4 layers", False),
+    ],
+)
+def test_only_errors_of_the_transport_say_that_another_rank_is_gone(message, lost):
+    assert _is_lost_peer(RuntimeError(message)) == lost
+    assert _is_lost_peer(torch.distributed.DistNetworkError(message))
 
 
 def test_a_rank_that_fails_ends_all_with_its_message(tmp_path):
