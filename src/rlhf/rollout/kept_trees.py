@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 from rlhf.rollout.cache import KVCache
@@ -39,6 +40,8 @@ class KeptTrees:
     def __init__(self, max_bytes: int = KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._prefixes = PrefixCache(0, fewest_tokens=FEWEST_TOKENS)
+        self._fused: tuple[type[FusedModel], torch.dtype] | None = None
+        """What computed the keys and values; None for the model's own code."""
         self.read_tokens: list[int] = []
         """Tokens of each prompt of the newest call that the model read."""
 
@@ -65,6 +68,11 @@ class KeptTrees:
             max_prefill_tokens: Likewise.
             fused: Likewise.
         """
+        computing = (type(fused), fused.dtype) if fused is not None else None
+        if (
+            computing != self._fused
+        ):  # keys and values of another type, or in blocks made in inference mode, can't be continued
+            self._prefixes, self._fused = PrefixCache(0, fewest_tokens=FEWEST_TOKENS), computing
         decoder = PrefixDecoder(
             model, cache, max_prefill_tokens=max_prefill_tokens, prefixes=self._prefixes, fused=fused
         )

@@ -135,12 +135,13 @@ class PrefixCache:
         self._pages.write(self._layers[module], name, first, keys, values)
 
     def finish(self, name: int, ids: Sequence[int]) -> None:
-        """Every layer was written: later prompts may use it. Prompts that this one continues are of no more use by themselves."""
+        """Every layer was written: later prompts may use it. Prompts that this one continues are of no more use by themselves. Said again
+        of one that was read again, it changes nothing."""
         kept = np.asarray(ids, dtype=np.int64)
         own = self._of_scope.setdefault(self._scopes[name], {})
         for other in list(own):
             shorter = self._prompts[other]
-            if len(shorter) <= len(kept) and _common(shorter, kept) == len(shorter):
+            if other != name and len(shorter) <= len(kept) and _common(shorter, kept) == len(shorter):
                 self.drop(other)
         self._prompts[name] = kept
         own[name] = None

@@ -22,6 +22,8 @@ MOST_STOPS = 16
 LEAST_TEMPERATURE = 1e-3
 """Below it the likeliest token is taken: logits that are divided by less overflow."""
 MOST_TOP_LOGPROBS = 20
+MOST_DIGITS = 19
+"""Of a token's number."""
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "audio": (), "modalities": (["text"],), "prediction": (),
     "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "web_search_options": (),
@@ -228,8 +230,8 @@ def biases(body: GenerationBody, vocabulary: int) -> dict[int, float]:
     """
     out = {}
     for key, value in (body.logit_bias or {}).items():
-        if not key.isdecimal() or int(key) >= vocabulary:
-            message = f"logit_bias names the token {key!r}; the model's are 0 to {vocabulary - 1}."
+        if not key.isascii() or not key.isdecimal() or len(key) > MOST_DIGITS or int(key) >= vocabulary:
+            message = f"logit_bias names the token {shortened(key)!r}; the model's are 0 to {vocabulary - 1}."
             raise APIError(400, message, code="invalid_value", param="logit_bias")
         out[int(key)] = value
     return out

@@ -34,8 +34,9 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
         return bytes([int(match[1], 16)])
     if REPLACEMENT in text and all(character in BYTES for character in piece):
         return bytes(BYTES[character] for character in piece)
-    if piece.startswith(SPACE) and not text.startswith(" "):  # decoders leave it out where a text begins
-        text = f" {text}"
+    spaced = piece.replace(SPACE, " ")
+    if piece.startswith(SPACE) and text == spaced[1:]:  # decoders leave one out where a text begins
+        text = spaced
     return text.encode("utf-8", "surrogatepass")
 
 

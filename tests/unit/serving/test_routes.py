@@ -317,3 +317,10 @@ def test_every_refusal_has_a_code(site, content, status, code):
     answer = site.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert site.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("token", ["1" * 5000, "\u0663", "\u00b2", "-1", "1.0", "", "320"])
+def test_a_bias_of_what_is_no_token_is_refused(site, token):
+    answer = ask(site, logit_bias={token: 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
+    assert len(answer.text) < 500
