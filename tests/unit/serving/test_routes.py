@@ -324,3 +324,15 @@ def test_a_bias_of_what_is_no_token_is_refused(site, token):
     answer = ask(site, logit_bias={token: 1})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
     assert len(answer.text) < 500
+
+
+def test_offsets_are_places_of_the_text_which_leaves_special_tokens_out(site, tokenizer):
+    end, dog = tokenizer.eos_token_id, tokenizer("dog", add_special_tokens=False)["input_ids"]
+    biases = {str(token): 100 for token in (end, *dog)}
+    how = {"logit_bias": biases, "ignore_eos": True, "max_tokens": 24, "logprobs": 0}
+    (choice,) = ask(site, "/v1/completions", **how).json()["choices"]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert tokenizer.eos_token in tokens[:-1]
+    shown = [(token, first) for token, first in zip(tokens, offsets, strict=True) if token != tokenizer.eos_token]
+    assert shown
+    assert all(choice["text"][first:].startswith(token) for token, first in shown)
