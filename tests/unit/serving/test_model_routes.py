@@ -334,4 +334,4 @@ def test_a_file_that_holds_no_shares_is_refused_by_name(tmp_path, text):
 
 def test_a_folder_in_the_place_of_the_shares_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
-        KeptShares(tmp_path).read()
+        create_app(models={"one": Source("its folder is not looked at before")}, kept_shares=KeptShares(tmp_path))
