@@ -31,8 +31,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",), "echo": (False,), "best_of": (1,), "stop_token_ids": ([],), "prompt_logprobs": (), "guided_json": (),
 }  # fmt: skip
 """Key -> values that ask for nothing."""
-
-
+NUMBERS = (
+    "n", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "max_completion_tokens",
+    "max_output_tokens", "top_logprobs",
+)  # fmt: skip
+"""Keys that take no ``true``, which Python takes for 1."""
 TokenId = Annotated[int, Field(strict=True)]
 """``true`` is no token."""
 
@@ -198,6 +201,12 @@ def body_of(kind: type[Body], sent: Any, unsupported: Mapping[str, tuple[Any, ..
     Raises:
         APIError: It is none; the first fault is named.
     """
+    check_json(sent)
+    bias = sent.get("logit_bias")
+    numbers = {key: [sent[key]] for key in NUMBERS if key in sent}
+    for key, values in {**numbers, "logit_bias": bias.values() if isinstance(bias, dict) else []}.items():
+        if any(isinstance(value, bool) for value in values):
+            raise APIError(400, f"{key} holds true or false; wanted a number.", code="invalid_value", param=key)
     body = read_body(kind, sent, unsupported)
     if len(body.stops) > MOST_STOPS or any(not text for text in body.stops):
         raise APIError(

@@ -336,3 +336,9 @@ def test_offsets_are_places_of_the_text_which_leaves_special_tokens_out(site, to
     shown = [(token, first) for token, first in zip(tokens, offsets, strict=True) if token != tokenizer.eos_token]
     assert shown
     assert all(choice["text"][first:].startswith(token) for token, first in shown)
+
+
+@pytest.mark.parametrize("key", ["n", "seed", "temperature", "top_k", "max_tokens", "logit_bias"])
+def test_true_is_no_number(site, key):
+    answer = ask(site, **{key: {"3": True} if key == "logit_bias" else True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, key)
