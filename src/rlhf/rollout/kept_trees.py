@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.fused import FusedModel
-from rlhf.rollout.prefix_cache import PrefixCache
+from rlhf.rollout.prefix_cache import KeptPrefix, PrefixCache
 from rlhf.rollout.prefix_prefill import PrefixDecoder, PromptReading
 from rlhf.rollout.types import PromptLike
 
@@ -62,7 +62,7 @@ class KeptTrees:
         """A decoder, and the prompts with what is known of them.
 
         Args:
-            prompts: Those of one ``tree`` (an attribute; else their ``id``) share what they begin with.
+            prompts: Those of one ``tree`` (an attribute) share what they begin with; of one without, such as a critic's, nothing is kept.
             model: As in ``PrefixDecoder``, with the weights that all calls had.
             cache: Likewise.
             max_prefill_tokens: Likewise.
@@ -79,7 +79,11 @@ class KeptTrees:
         if self._prefixes.like is None:
             decoder.learn(prompts[0].ids[0])
             self._prefixes.fit(self._max_bytes)
-        readings = [decoder.begin(prompt.ids, getattr(prompt, "tree", prompt.id)) for prompt in prompts]
+        trees = [getattr(prompt, "tree", None) for prompt in prompts]
+        readings = [
+            decoder.begin(prompt.ids, tree) if tree is not None else PromptReading(prompt.ids, KeptPrefix(-1, 0), None)
+            for prompt, tree in zip(prompts, trees, strict=True)
+        ]
         self.read_tokens = [reading.num_unread for reading in readings]
         return decoder, [_BegunPrompt(prompt.id, reading) for prompt, reading in zip(prompts, readings, strict=True)]
 

@@ -168,3 +168,16 @@ def test_a_fused_model_that_is_given_up_within_a_tree(tokenizer):
         grow(engine, rounds=2)
         engine._choice = None
         assert grow(engine, rounds=2)[0] == own
+
+
+def test_what_is_of_no_tree_takes_no_room(tokenizer):
+    """A critic asks the same engine."""
+    prompts = build_prompts((30, 20))
+    how = {"num_samples": 1, "sampling": SAMPLING, "seed": 3, "rollout_index": 0}
+    own = engine_of("llama", tokenizer).generate(prompts, **how)
+    engine = engine_of("llama", tokenizer)
+    with engine.keeping() as trees:
+        for _ in range(2):
+            assert engine.generate(prompts, **how) == own
+            assert trees.read_tokens == [30, 20]
+        assert trees.num_bytes == 0
