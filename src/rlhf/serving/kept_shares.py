@@ -57,8 +57,9 @@ class KeptShares:
 
 def is_share(value: object) -> bool:
     """Whether it is a number that a share may be in JSON."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max  # type: ignore[operator]  # false for NaN
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN
 
 
 def _are_shares(value: object) -> bool:
