@@ -342,3 +342,12 @@ def test_offsets_are_places_of_the_text_which_leaves_special_tokens_out(site, to
 def test_true_is_no_number(site, key):
     answer = ask(site, **{key: {"3": True} if key == "logit_bias" else True})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, key)
+
+
+def test_room_for_prompts_that_memory_does_not_have_is_done_without(folder, caplog):
+    config = ServingConfig(compiled=False, prefix_cache_tokens=10**13)
+    with TestClient(create_app(models={"tiny": Source(folder)}, config=config)) as site:
+        answers = [ask(site) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1
+    assert "more memory than there is" in caplog.text
