@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.fused import FusedModel
-from rlhf.rollout.prefix_cache import PrefixCache
+from rlhf.rollout.prefix_cache import KeptPrefix, PrefixCache
 from rlhf.rollout.prefix_prefill import PrefixDecoder, PromptReading
 from rlhf.rollout.types import PromptLike
 
@@ -39,6 +40,8 @@ class KeptTrees:
     def __init__(self, max_bytes: int = KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._prefixes = PrefixCache(0, fewest_tokens=FEWEST_TOKENS)
+        self._fused: tuple[type[FusedModel], torch.dtype] | None = None
+        """What computed the keys and values; None for the model's own code."""
         self.read_tokens: list[int] = []
         """Tokens of each prompt of the newest call that the model read."""
 
@@ -59,19 +62,28 @@ class KeptTrees:
         """A decoder, and the prompts with what is known of them.
 
         Args:
-            prompts: Those of one ``tree`` (an attribute; else their ``id``) share what they begin with.
+            prompts: Those of one ``tree`` (an attribute) share what they begin with; of one without, such as a critic's, nothing is kept.
             model: As in ``PrefixDecoder``, with the weights that all calls had.
             cache: Likewise.
             max_prefill_tokens: Likewise.
             fused: Likewise.
         """
+        computing = (type(fused), fused.dtype) if fused is not None else None
+        if (
+            computing != self._fused
+        ):  # keys and values of another type, or in blocks made in inference mode, can't be continued
+            self._prefixes, self._fused = PrefixCache(0, fewest_tokens=FEWEST_TOKENS), computing
         decoder = PrefixDecoder(
             model, cache, max_prefill_tokens=max_prefill_tokens, prefixes=self._prefixes, fused=fused
         )
         if self._prefixes.like is None:
             decoder.learn(prompts[0].ids[0])
             self._prefixes.fit(self._max_bytes)
-        readings = [decoder.begin(prompt.ids, getattr(prompt, "tree", prompt.id)) for prompt in prompts]
+        trees = [getattr(prompt, "tree", None) for prompt in prompts]
+        readings = [
+            decoder.begin(prompt.ids, tree) if tree is not None else PromptReading(prompt.ids, KeptPrefix(-1, 0), None)
+            for prompt, tree in zip(prompts, trees, strict=True)
+        ]
         self.read_tokens = [reading.num_unread for reading in readings]
         return decoder, [_BegunPrompt(prompt.id, reading) for prompt, reading in zip(prompts, readings, strict=True)]
 

@@ -120,7 +120,8 @@ class LocalEngine:
 
     @contextmanager
     def keeping(self) -> Iterator[KeptTrees]:
-        """Context in which keys and values of prompts are kept from call to call; the weights must stay as they are in it.
+        """Context in which keys and values of prompts are kept from call to call; weights that change in it are to be told of by
+        ``load_weights``.
 
         Prompts of one ``tree`` share what they begin with. Samples are the same, as far as they are in any batch.
         """
@@ -132,7 +133,9 @@ class LocalEngine:
             self._trees = before
 
     def load_weights(self, version: int) -> None:
-        """Note the version: engine and trainer share the module, and copies are made for each call, so there is nothing to do."""
+        """Note the version: engine and trainer share the module, and copies are made for each call. What is kept of the weights before goes."""
+        if self._trees is not None:
+            self._trees.clear()
         self._version = version
         self._drafts = DraftCounts()
 

@@ -6,6 +6,7 @@ prompt, a conversation that grows) is in memory once. What was used longest ago 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from rlhf.errors import MemoryLimitError
 from rlhf.rollout.paged import PagedKVCache
+
+logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 16
 FEWEST_TOKENS = 16
@@ -105,10 +108,19 @@ class PrefixCache:
                 return None
             layers, like = self.modules, self.like
             self._layers = {module: number for number, module in enumerate(layers)}
-            self._pages = PagedKVCache(
-                num_layers=len(layers), kv_heads=like.shape[-2], head_width=like.shape[-1], max_blocks=self.max_blocks,
-                block_tokens=BLOCK_TOKENS, dtype=like.dtype, device=like.device,
-            )  # fmt: skip
+            try:
+                self._pages = PagedKVCache(
+                    num_layers=len(layers), kv_heads=like.shape[-2], head_width=like.shape[-1], max_blocks=self.max_blocks,
+                    block_tokens=BLOCK_TOKENS, dtype=like.dtype, device=like.device,
+                )  # fmt: skip
+            except MemoryError as err:  # the system gives no room that it surely does not have
+                logger.warning(
+                    "No prompt is kept for later ones that begin alike: %d tokens of keys and values need more memory than there is (%s).",
+                    self.max_blocks * BLOCK_TOKENS,
+                    err,
+                )
+                self.max_blocks = 0
+                return None
         needed = -(-len(ids) // BLOCK_TOKENS) - prefix.length // BLOCK_TOKENS
         if needed > self.max_blocks:
             return None
@@ -135,12 +147,13 @@ class PrefixCache:
         self._pages.write(self._layers[module], name, first, keys, values)
 
     def finish(self, name: int, ids: Sequence[int]) -> None:
-        """Every layer was written: later prompts may use it. Prompts that this one continues are of no more use by themselves."""
+        """Every layer was written: later prompts may use it. Prompts that this one continues are of no more use by themselves. Said again
+        of one that was read again, it changes nothing."""
         kept = np.asarray(ids, dtype=np.int64)
         own = self._of_scope.setdefault(self._scopes[name], {})
         for other in list(own):
             shorter = self._prompts[other]
-            if len(shorter) <= len(kept) and _common(shorter, kept) == len(shorter):
+            if other != name and len(shorter) <= len(kept) and _common(shorter, kept) == len(shorter):
                 self.drop(other)
         self._prompts[name] = kept
         own[name] = None

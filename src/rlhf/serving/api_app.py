@@ -112,12 +112,13 @@ def create_app(
     config = config or ServingConfig(max_batch_size=max_batch_size, max_concurrent_requests=max_concurrent_requests)
     metrics, inbox = ServingMetrics(), Inbox()
 
+    shares = kept_shares.read() if kept_shares is not None else {}  # before models are loaded: it may be damaged
     scoring, deploy = _scoring(config, metrics)
     routes = ModelRoutes(partial(_load, config, deploy=deploy), metrics)
     for name, source in (models or {str(model_path): Source(str(model_path))}).items():
         routes.add(name, source)
-    for name, shares in (kept_shares.read() if kept_shares is not None else {}).items():
-        routes.share(name, shares)
+    if kept_shares is not None:
+        _take_up(shares, kept_shares.path, routes)
     engine = ServingEngine(
         inbox.deliver, metrics, max_batch_size=config.max_batch_size, max_requests=config.max_concurrent_requests,
         max_cache_tokens=config.max_cache_tokens, chunk_tokens=config.prefill_chunk_tokens,
@@ -193,6 +194,15 @@ def create_app(
         Shield, host_names=host_names, max_body_bytes=MAX_BODY_BYTES, is_https=False, error_page=plain_error
     )
     return app
+
+
+def _take_up(kept: Mapping[str, Mapping[str, float]], path: Path, routes: ModelRoutes) -> None:
+    """Shares as they were when the server before ended."""
+    for name, shares in kept.items():
+        try:
+            routes.share(name, shares)
+        except ConfigError as err:
+            raise ConfigError(f"{path}: {name!r}: {err} Correct the file, or serve that model.") from err
 
 
 def _scoring(config: ServingConfig, metrics: ServingMetrics) -> tuple[Scoring, Callable[[ServedScorer], None] | None]:

@@ -22,6 +22,8 @@ MOST_STOPS = 16
 LEAST_TEMPERATURE = 1e-3
 """Below it the likeliest token is taken: logits that are divided by less overflow."""
 MOST_TOP_LOGPROBS = 20
+MOST_DIGITS = 19
+"""Of a token's number."""
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "audio": (), "modalities": (["text"],), "prediction": (),
     "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "web_search_options": (),
@@ -29,8 +31,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",), "echo": (False,), "best_of": (1,), "stop_token_ids": ([],), "prompt_logprobs": (), "guided_json": (),
 }  # fmt: skip
 """Key -> values that ask for nothing."""
-
-
+NUMBERS = (
+    "n", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "max_completion_tokens",
+    "max_output_tokens", "top_logprobs",
+)  # fmt: skip
+"""Keys that take no ``true``, which Python takes for 1."""
 TokenId = Annotated[int, Field(strict=True)]
 """``true`` is no token."""
 
@@ -196,6 +201,12 @@ def body_of(kind: type[Body], sent: Any, unsupported: Mapping[str, tuple[Any, ..
     Raises:
         APIError: It is none; the first fault is named.
     """
+    check_json(sent)
+    bias = sent.get("logit_bias")
+    numbers = {key: [sent[key]] for key in NUMBERS if key in sent}
+    for key, values in {**numbers, "logit_bias": bias.values() if isinstance(bias, dict) else []}.items():
+        if any(isinstance(value, bool) for value in values):
+            raise APIError(400, f"{key} holds true or false; wanted a number.", code="invalid_value", param=key)
     body = read_body(kind, sent, unsupported)
     if len(body.stops) > MOST_STOPS or any(not text for text in body.stops):
         raise APIError(
@@ -228,8 +239,8 @@ def biases(body: GenerationBody, vocabulary: int) -> dict[int, float]:
     """
     out = {}
     for key, value in (body.logit_bias or {}).items():
-        if not key.isdecimal() or int(key) >= vocabulary:
-            message = f"logit_bias names the token {key!r}; the model's are 0 to {vocabulary - 1}."
+        if not key.isascii() or not key.isdecimal() or len(key) > MOST_DIGITS or int(key) >= vocabulary:
+            message = f"logit_bias names the token {shortened(key)!r}; the model's are 0 to {vocabulary - 1}."
             raise APIError(400, message, code="invalid_value", param="logit_bias")
         out[int(key)] = value
     return out

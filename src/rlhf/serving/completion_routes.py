@@ -28,7 +28,7 @@ from rlhf.serving.generation import Accepted, Piece, TokenLogprobs
 from rlhf.serving.live_traffic import LiveTraffic, SampledAnswer
 from rlhf.serving.prompt_reading import beside_streams, size_of
 from rlhf.serving.search_answers import SearchedAnswer, searched_answer
-from rlhf.serving.token_texts import token_bytes, token_text
+from rlhf.serving.token_texts import is_left_out, token_bytes, token_text
 
 router = APIRouter()
 FINGERPRINT = "X-Model-Fingerprint"
@@ -218,7 +218,8 @@ class _Text(_Form):
         offsets = []
         for token in tokens:
             offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(decoder.decode(self.bytes_of(token)))
+            data = b"" if is_left_out(self.asked.model.tokenizer, token) else self.bytes_of(token)
+            self._offsets[index] = offsets[-1] + len(decoder.decode(data))
         return {
             "tokens": [self._name(token) for token in tokens],
             "token_logprobs": [value.logprob for value in values],

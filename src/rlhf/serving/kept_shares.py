@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,18 +21,22 @@ class KeptShares:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.changing = threading.Lock()
+        """Held from a change to its line in the file, so that the two stay alike."""
 
     def read(self) -> dict[str, dict[str, float]]:
         """Name -> model -> share; empty where nothing was kept.
 
         Raises:
-            ConfigError: The file holds something else.
+            ConfigError: The file can't be read, or holds something else.
         """
         if not self.path.exists():
             return {}
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
-        except ValueError:
+        except OSError as err:
+            raise ConfigError(f"{self.path} can't be read: {err.strerror}; wanted a file of shares.") from err
+        except (ValueError, RecursionError):
             kept = None
         if not isinstance(kept, dict) or not all(map(_are_shares, kept.values())):
             raise ConfigError(
@@ -40,17 +45,22 @@ class KeptShares:
             )
         return {name: dict(shares) for name, shares in kept.items()}
 
-    def write(self, shares: Mapping[str, Mapping[str, float]]) -> None:
-        """Put all of them in the place of what was there.
+    def write(self, name: str, shares: Mapping[str, float]) -> None:
+        """Put the shares of a name in the place of what was there of it.
 
         Raises:
             StorageError: There is no room, or no right to write.
+            ConfigError: As ``read``.
         """
-        write_json(self.path, {name: dict(of) for name, of in shares.items()})
+        write_json(self.path, self.read() | {name: dict(shares)})
+
+
+def is_share(value: object) -> bool:
+    """Whether it is a number that a share may be in JSON."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN
 
 
 def _are_shares(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(share, int | float) and not isinstance(share, bool) and math.isfinite(share)
-        for share in value.values()
-    )
+    return isinstance(value, dict) and all(map(is_share, value.values()))

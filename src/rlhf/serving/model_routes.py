@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -106,19 +107,21 @@ class ModelRoutes:
             for other, share in shares.items():
                 if other not in self._routes:
                     raise ConfigError(f"{other!r} is no model of this server; it has {', '.join(self._routes)}.")
-                if not 0 <= share < float("inf"):
-                    raise ConfigError(f"The share of {other!r} is {share:g}; wanted 0 or more.")
+                if not 0 <= share <= sys.float_info.max:
+                    raise ConfigError(f"The share of {other!r} is {share}; wanted 0 or more.")
             if name in self._routes:
                 raise ConfigError(f"{name!r} is a model's name; give the shares another one.")
-            total = sum(shares.values())
-            if total <= 0:
+            largest = max(shares.values(), default=0)
+            if largest <= 0:
                 raise ConfigError("All shares are 0: nobody would answer.")
             kinds = {isinstance(self._routes[other].model, ServedPolicy) for other in shares}
             if len(kinds) > 1:
                 raise ConfigError(
                     f"{name!r} would be shared by language models and reward models; share it by one kind."
                 )
-            self._shares[name] = Shares({other: share / total for other, share in shares.items()})
+            parts = {other: share / largest for other, share in shares.items()}  # whose sum is finite
+            total = sum(parts.values())
+            self._shares[name] = Shares({other: part / total for other, part in parts.items()})
 
     def unshare(self, name: str) -> None:
         """A name shares nothing any more."""

@@ -25,7 +25,8 @@ BYTES = _bytes_of_characters()
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
-    """What a token adds to a text, in UTF-8; the bytes of a completion's tokens make up its text."""
+    """What a token adds to a text, in UTF-8; the bytes of a completion's tokens make up its text, beside those that texts leave out, which
+    have the bytes of their names."""
     piece = tokenizer.convert_ids_to_tokens(token)
     text = str(tokenizer.decode([token]))
     if not isinstance(piece, str):  # the model has more tokens than its tokenizer
@@ -34,9 +35,15 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
         return bytes([int(match[1], 16)])
     if REPLACEMENT in text and all(character in BYTES for character in piece):
         return bytes(BYTES[character] for character in piece)
-    if piece.startswith(SPACE) and not text.startswith(" "):  # decoders leave it out where a text begins
-        text = f" {text}"
+    spaced = piece.replace(SPACE, " ")
+    if piece.startswith(SPACE) and text == spaced[1:]:  # decoders leave one out where a text begins
+        text = spaced
     return text.encode("utf-8", "surrogatepass")
+
+
+def is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
+    """Whether texts do not show a token, such as the one that ends a completion."""
+    return bool(tokenizer.decode([token])) and not tokenizer.decode([token], skip_special_tokens=True)
 
 
 def token_text(data: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from rlhf.config.engines import PromptLookupConfig
 from rlhf.config.policy import SamplingConfig
@@ -28,12 +29,12 @@ def tokenizer(tiny_tokenizer):
     return tiny_tokenizer
 
 
-def grow(engine, *, rounds=4, at_once=2):
+def grow(engine, *, rounds=4, at_once=2, sampling=SAMPLING):
     """Trees that grow by all samples of a node at a time; gives what was sampled and, where it is kept, what was read."""
     nodes = [Asked(f"{prompt.id}", list(prompt.ids), prompt.id) for prompt in build_prompts((11, 5, 19))]
     said, reads = [], []
     for step in range(rounds):
-        groups = engine.generate(nodes, num_samples=at_once, sampling=SAMPLING, seed=3, rollout_index=0)
+        groups = engine.generate(nodes, num_samples=at_once, sampling=sampling, seed=3, rollout_index=0)
         said.append([[completion.tokens for completion in group] for group in groups])
         reads.append((list(engine._trees.read_tokens) if engine._trees is not None else None, nodes))
         nodes = [
@@ -122,3 +123,61 @@ def test_trees_share_nothing_with_each_other_and_what_is_forgotten_is_read_again
         trees.forget("a")
         assert [read("a"), read("b")] == [[40], [1]]
         trees.forget("unknown")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_prompt_of_more_samples_than_rows_is_kept_once(tokenizer, fused):
+    """It is read for each part of its samples."""
+    own, _ = grow(engine_of("llama", tokenizer, fused=fused, max_rows=2), rounds=3, at_once=5)
+    engine = engine_of("llama", tokenizer, fused=fused, max_rows=2)
+    with engine.keeping() as trees:
+        kept, _ = grow(engine, rounds=3, at_once=5)
+        trees.forget("p0")
+        assert kept == own
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"repetition_penalty": 2.0, "temperature": 0}, {"repetition_penalty": 1.5, "temperature": 0.7, "top_p": 0.9}],
+)
+def test_penalties_know_the_tokens_that_were_not_read(tokenizer, how):
+    sampling = SamplingConfig(max_new_tokens=6, **how)
+    own, _ = grow(engine_of("llama", tokenizer), sampling=sampling)
+    engine = engine_of("llama", tokenizer)
+    with engine.keeping():
+        assert grow(engine, sampling=sampling)[0] == own
+
+
+def test_nothing_of_other_weights_is_used_again(tokenizer):
+    engine = engine_of("llama", tokenizer)
+    with engine.keeping():
+        before, _ = grow(engine, rounds=2)
+        with torch.no_grad():
+            for weight in engine.policy.model.parameters():
+                weight.mul_(-1.3)
+        engine.load_weights(1)
+        kept, _ = grow(engine, rounds=2)
+    assert kept == grow(engine, rounds=2)[0] != before
+
+
+def test_a_fused_model_that_is_given_up_within_a_tree(tokenizer):
+    """Some families prove to scale positions only once a beginning is long."""
+    engine = engine_of("llama", tokenizer)
+    own, _ = grow(engine, rounds=2)
+    with engine.keeping():
+        grow(engine, rounds=2)
+        engine._choice = None
+        assert grow(engine, rounds=2)[0] == own
+
+
+def test_what_is_of_no_tree_takes_no_room(tokenizer):
+    """A critic asks the same engine."""
+    prompts = build_prompts((30, 20))
+    how = {"num_samples": 1, "sampling": SAMPLING, "seed": 3, "rollout_index": 0}
+    own = engine_of("llama", tokenizer).generate(prompts, **how)
+    engine = engine_of("llama", tokenizer)
+    with engine.keeping() as trees:
+        for _ in range(2):
+            assert engine.generate(prompts, **how) == own
+            assert trees.read_tokens == [30, 20]
+        assert trees.num_bytes == 0

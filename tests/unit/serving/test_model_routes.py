@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -273,13 +275,63 @@ def test_changed_shares_outlive_the_server(folders, tmp_path):
         assert answer.status_code == 500
         assert site.app.state.routes.shares() == {"live": {"one": 0.25, "two": 0.75}}
     kept.path = tmp_path / "shares.json"
-    with pytest.raises(ConfigError, match="two"):
+    with pytest.raises(ConfigError, match=r"shares\.json.*two"):
         start({"one": models["one"]})
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"live": {"one": "much"}}', '{"live": {"one": true}}'])
+def test_a_file_keeps_what_was_changed_whoever_changed_it(folders, tmp_path):
+    """Two servers have the same file, and one has a name from its command line."""
+    models = {"one": Source(str(folders[0])), "two": Source(str(folders[1]))}
+    kept = [KeptShares(tmp_path / "shares.json") for _ in range(2)]
+    apps = [create_app(models=models, config=ServingConfig(compiled=False), kept_shares=each) for each in kept]
+    apps[0].state.routes.share("of the command line", {"one": 1})
+    with TestClient(apps[0]) as first, TestClient(apps[1]) as second:
+        first.put("/v1/shares/live", json={"one": 3, "two": 1})
+        second.put("/v1/shares/other", json={"one": 1, "two": 1})
+        assert kept[0].read() == {"live": {"one": 0.75, "two": 0.25}, "other": {"one": 0.5, "two": 0.5}}
+        kept[0].path.write_text("{")
+        answer = first.put("/v1/shares/live", json={"one": 1})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_kept")
+        assert apps[0].state.routes.shares()["live"] == {"one": 0.75, "two": 0.25}
+
+
+def test_shares_at_the_ends_of_numbers(folders):
+    models = {"one": Source(str(folders[0])), "two": Source(str(folders[1]))}
+    with TestClient(create_app(models=models, config=ServingConfig(compiled=False))) as site:
+        answer = site.put("/v1/shares/live", json={"one": 1.5e308, "two": 1.5e308})
+        assert answer.json()["of"] == {"one": 0.5, "two": 0.5}
+        answer = site.put("/v1/shares/live", json={"one": 10**400, "two": 1})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "one")
+
+
+def test_changes_at_the_same_time_are_all_kept(folders, tmp_path):
+    kept = KeptShares(tmp_path / "shares.json")
+    app = create_app(models={"one": Source(str(folders[0]))}, config=ServingConfig(compiled=False), kept_shares=kept)
+    with TestClient(app) as site, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: site.put(f"/v1/shares/s{number}", json={"one": 1}), range(24)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert kept.read() == {f"s{number}": {"one": 1.0} for number in range(24)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"live": {"one": "much"}}',
+        '{"live": {"one": true}}',
+        '{"live": {"one": 1e400}}',
+        '{"live": {"one": 1%s}}' % ("0" * 400),
+        "[" * 100_000,
+    ],
+)
 def test_a_file_that_holds_no_shares_is_refused_by_name(tmp_path, text):
     path = tmp_path / "shares.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"shares\.json"):
         KeptShares(path).read()
+
+
+def test_a_folder_in_the_place_of_the_shares_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+        create_app(models={"one": Source("its folder is not looked at before")}, kept_shares=KeptShares(tmp_path))

@@ -317,3 +317,37 @@ def test_every_refusal_has_a_code(site, content, status, code):
     answer = site.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert site.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("token", ["1" * 5000, "\u0663", "\u00b2", "-1", "1.0", "", "320"])
+def test_a_bias_of_what_is_no_token_is_refused(site, token):
+    answer = ask(site, logit_bias={token: 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
+    assert len(answer.text) < 500
+
+
+def test_offsets_are_places_of_the_text_which_leaves_special_tokens_out(site, tokenizer):
+    end, dog = tokenizer.eos_token_id, tokenizer("dog", add_special_tokens=False)["input_ids"]
+    biases = {str(token): 100 for token in (end, *dog)}
+    how = {"logit_bias": biases, "ignore_eos": True, "max_tokens": 24, "logprobs": 0}
+    (choice,) = ask(site, "/v1/completions", **how).json()["choices"]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert tokenizer.eos_token in tokens[:-1]
+    shown = [(token, first) for token, first in zip(tokens, offsets, strict=True) if token != tokenizer.eos_token]
+    assert shown
+    assert all(choice["text"][first:].startswith(token) for token, first in shown)
+
+
+@pytest.mark.parametrize("key", ["n", "seed", "temperature", "top_k", "max_tokens", "logit_bias"])
+def test_true_is_no_number(site, key):
+    answer = ask(site, **{key: {"3": True} if key == "logit_bias" else True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, key)
+
+
+def test_room_for_prompts_that_memory_does_not_have_is_done_without(folder, caplog):
+    config = ServingConfig(compiled=False, prefix_cache_tokens=10**13)
+    with TestClient(create_app(models={"tiny": Source(folder)}, config=config)) as site:
+        answers = [ask(site) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1
+    assert "more memory than there is" in caplog.text

@@ -12,7 +12,7 @@ from rlhf.serving.token_texts import token_bytes, token_text
 @pytest.fixture
 def sentence_piece():
     """Llama 2's way: a mark for spaces, and bytes for what has no token."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581dog", "\u2581", "dog", "s"]
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581dog", "\u2581", "dog", "s", "\u2581\u2581"]
     vocabulary = [(piece, -float(number)) for number, piece in enumerate(pieces)]
     model = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
     model.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -41,3 +41,10 @@ def test_a_part_of_a_character_is_written_as_openai_does():
 
 def test_a_token_that_the_tokenizer_does_not_have_has_bytes_all_the_same(tokenizer):
     assert token_bytes(tokenizer, len(tokenizer) + 5) == b""
+
+
+@pytest.mark.parametrize(
+    ("piece", "text"), [("\u2581", " "), ("\u2581\u2581", "  "), ("\u2581dog", " dog"), ("dog", "dog")]
+)
+def test_a_token_keeps_each_of_its_spaces(sentence_piece, piece, text):
+    assert token_bytes(sentence_piece, sentence_piece.convert_tokens_to_ids(piece)).decode() == text
