@@ -10,12 +10,12 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rlhf.distributed.launch_environment import Launch, find_launch
-from rlhf.errors import InterruptedRun, RLHFError, TrainingError, text_of
+from rlhf.errors import ConfigError, InterruptedRun, RLHFError, TrainingError, text_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,8 @@ TIMEOUT = timedelta(minutes=30)
 WAIT_FOR_REASON_SECONDS = 5.0
 """How long a rank that lost another waits for what that one has to say."""
 POLL_SECONDS = 0.05
+ENDED = "rlhf/ended"
+"""Key that rank 0 sets when it ends with an error."""
 FAULT = "rlhf/fault"
 """Key of what the first rank that failed has to say."""
 LOST_PEER = (
@@ -158,7 +160,7 @@ class ProcessRanks(Ranks):
         """Say to the others what happened here, or find out what happened to them."""
         lost = _is_lost_peer(err)
         try:
-            if not lost and not isinstance(err, InterruptedRun | SystemExit):
+            if not lost and not isinstance(err, InterruptedRun | SystemExit | KeyboardInterrupt):
                 said = {"rank": self.rank, "message": _message(err)}
                 self._store.compare_set(FAULT, "", json.dumps(said))
                 self._own_fault = self._own_fault or err
@@ -174,6 +176,18 @@ class ProcessRanks(Ranks):
         if said["rank"] == self.rank:  # and the signal is that of a launcher which saw another rank end
             return self._own_fault or err
         return TrainingError(_sentence(said))
+
+    def end_after_main(self) -> None:
+        """Let rank 0 end first, which finds the same mistake in the settings: a launcher stops all ranks as soon as one ends."""
+        limit = time.monotonic() + WAIT_FOR_REASON_SECONDS
+        with suppress(RuntimeError):  # the store is gone with its process
+            while not self._store.check([ENDED]) and time.monotonic() < limit:
+                time.sleep(POLL_SECONDS)
+
+    def say_ended(self) -> None:
+        """Of rank 0."""
+        with suppress(RuntimeError):
+            self._store.set(ENDED, "")
 
     def close(self) -> None:
         """Leave the group, after all others came here too."""
@@ -232,7 +246,10 @@ def launched_ranks() -> Iterator[Ranks]:
     except BaseException as err:
         named = ranks.named(err)
         if ranks.is_main:
+            ranks.say_ended()
             raise named from (None if named is err else err)
+        if isinstance(err, ConfigError):
+            ranks.end_after_main()
         # At once: with its connections rank 0 loses this rank, and asks the store why.
         raise SystemExit(named.code if isinstance(named, SystemExit) else getattr(named, "exit_code", 1)) from None
     finally:
