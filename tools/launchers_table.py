@@ -83,13 +83,13 @@ def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
 def page(runs: dict[str, dict[str, Any]], command: str) -> str:
     """Markdown; every run beside the first."""
     names = list(runs)
-    base = runs[names[0]]
+    base, about = runs[names[0]], machine()
     lines = [
         "# One recipe, four launchers",
         "",
         "<!-- written by tools/launchers_table.py; do not edit by hand -->",
         "",
-        f"`{RECIPE.name}` as it is, by `{command}`, on {machine()}.",
+        f"`{RECIPE.name}` as it is, by `{command}`, on {about['cpu']}, {about['cores']} cores.",
         "Each way is a run of its own from its first stage to the report; the settings that differ are `launch` ([cluster.md](../cluster.md))",
         "and `deepspeed` ([ranks.md](../ranks.md)). Differences are the largest, relative to one process (and to 0.1 at least), of",
         f"{' and '.join(f'`{key}`' for key in COMPARED)} in a stage's first step. Two cores are shared by all processes of a way, so its",
@@ -105,6 +105,12 @@ def page(runs: dict[str, dict[str, Any]], command: str) -> str:
             cells = ["-"] * len(TRAINED)
         rate = f"{summary['win_rate']:.3f} [{summary['win_rate_low']:.3f}, {summary['win_rate_high']:.3f}]"
         lines.append(f"| {LAUNCHERS[name][0]} | {rate} | {' | '.join(cells)} | {duration(found['seconds'])} |")
+    lines += [
+        "",
+        "The stage `sft` begins from the same weights in every way, and its first step is the same to 1e-5. The stages behind it begin from",
+        "what the 120 steps before left, where AdamW has made more of rounding; `grpo` samples from it, so that its first rollout over ranks",
+        "is another one. With engines in actors the weights at the end differ from one process's by rounding, as rollouts are cut in two.",
+    ]
     return "\n".join(lines) + "\n"
 
 
