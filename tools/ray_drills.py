@@ -10,18 +10,13 @@ engines in this process. "Same bits" compares every file and every metric of the
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
-import json
 import os
 import platform
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,17 +25,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 
-RECIPE = "recipes/cluster_ppo.yaml"
-SHORT = (
-    "stages.sft.max_steps=20", "stages.preferences.num_pairs=100", "stages.reward.epochs=1", "stages.ppo.rollouts=6",
-    "stages.ppo.prompts_per_rollout=64", "device=cpu", "launch.pools.engines.cpus=0.5", "launch.pools.engines.prompts_per_unit=16",
+from tools.ray_drill_runs import (  # noqa: E402
+    PATIENCE_SECONDS,
+    DrillRun,
+    caught,
+    marked,
+    same_bits,
+    undisturbed,
+    wait_until_gone,
 )  # fmt: skip
-"""Of the recipe, so that a run takes seconds."""
-MARK = "RLHF_RAY_DRILL"
-"""Environment variable that tells the processes of one drill from everyone else's."""
-PATIENCE_SECONDS = 300.0
-CATCHES = 4
-"""Runs in which an engine may be missed: it is looked for among the processes of the machine, and a rollout takes a second."""
 
 
 @dataclass(frozen=True)
@@ -54,156 +47,6 @@ class Outcome:
     measured: str
     """From what to what the seconds are."""
     good: bool
-
-
-class DrillRun:
-    """The recipe in a process, and the processes that Ray started for it."""
-
-    def __init__(self, work: Path, name: str, *settings: str) -> None:
-        self.folder = work / name / "cluster_ppo"
-        if not self.folder.exists():
-            shutil.copytree(prepared(work), self.folder)
-        self.mark = uuid.uuid4().hex
-        self.console = work / f"{name}.log"
-        command = [
-            sys.executable,
-            "-m",
-            "rlhf",
-            "run",
-            RECIPE,
-            "--until",
-            "ppo",
-            *SHORT,
-            *settings,
-            f"output_dir={work / name}",
-        ]
-        with self.console.open("ab") as out:
-            self.process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                start_new_session=True,
-                env={**os.environ, MARK: self.mark},
-            )
-        atexit.register(self.kill)
-
-    def kill(self) -> None:
-        """End it, where a drill was broken off; Ray's processes end with it."""
-        if self.process.poll() is None:
-            self.process.kill()
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Of the stage `ppo`."""
-        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = []
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
-        return [row for row in rows if row.get("stage") == "ppo" and row["event"] == kind]
-
-    def processes(self, *, busy: bool = False) -> list[int]:
-        """Numbers of the actors' processes; only those that answer a call, where ``busy``."""
-        return [number for number, title in marked(self.mark) if title.startswith("ray::Host" + ("." if busy else ""))]
-
-    def scored(self) -> list[dict[str, Any]]:
-        """Rollouts that were learned from."""
-        return [event for event in self.events("metrics") if "ppo/score_mean" in event["metrics"]]
-
-    def wait_for_rollout(self, count: int) -> int:
-        """Until so many rollouts were learned from and an engine samples the next; that engine's process."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if len(self.scored()) >= count and (busy := self.processes(busy=True)):
-                return busy[0]
-            time.sleep(0.005)
-        raise SystemExit(f"no engine sampled rollout {count}; see {self.console}")
-
-    def finish(self) -> tuple[int, str]:
-        """Exit code, and what was printed."""
-        code = self.process.wait(PATIENCE_SECONDS)
-        return code, self.console.read_text(encoding="utf-8", errors="replace")
-
-    def wait_for_alarm(self) -> float | None:
-        """Seconds until the log has an alarm about the pool; None for a run that ended without one."""
-        began = time.monotonic()
-        while time.monotonic() - began < PATIENCE_SECONDS and self.process.poll() is None:
-            if any("pool `engines`" in str(event.get("message")) for event in self.events("alarm")):
-                return time.monotonic() - began
-            time.sleep(0.01)
-        if self.process.poll() is None:
-            raise SystemExit(f"no alarm came; see {self.console}")
-        return None
-
-
-def marked(mark: str) -> list[tuple[int, str]]:
-    """(number, title) of the processes that live with this mark in their environment."""
-    processes = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                    processes.append(
-                        (
-                            int(folder.name),
-                            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"),
-                        )
-                    )
-    return processes
-
-
-def wait_until_gone(mark: str) -> float:
-    """Seconds until no process of a drill lives."""
-    began = time.monotonic()
-    while marked(mark):
-        if time.monotonic() - began > PATIENCE_SECONDS:
-            raise SystemExit(f"left behind: {marked(mark)}")
-        time.sleep(0.05)
-    return time.monotonic() - began
-
-
-def prepared(work: Path) -> Path:
-    """A run folder whose stages before `ppo` are done; made once."""
-    folder = work / "prepared" / "cluster_ppo"
-    if not folder.exists():
-        command = [sys.executable, "-m", "rlhf", "run", RECIPE, "--until", "reward", "--quiet", *SHORT]
-        subprocess.run([*command, f"output_dir={work / 'prepared'}"], cwd=ROOT, check=True)
-    return folder
-
-
-def undisturbed(work: Path) -> Path:
-    """The folder of the run that nobody disturbs; made once."""
-    folder = work / "peace" / "cluster_ppo"
-    if not (folder / "ppo" / "artifact.json").exists():
-        code, said = DrillRun(work, "peace").finish()
-        if code:
-            raise SystemExit(said)
-    return folder
-
-
-def bits(folder: Path) -> tuple[dict[str, str], list[Any]]:
-    """Hashes of the files of the stage `ppo`, and its metrics."""
-    artifact = json.loads((folder / "ppo" / "artifact.json").read_text(encoding="utf-8"))
-    rows = map(json.loads, (folder / "events.jsonl").read_text(encoding="utf-8").splitlines())
-    return artifact["files"], [
-        (row["step"], row["metrics"]) for row in rows if (row["event"], row["stage"]) == ("metrics", "ppo")
-    ]
-
-
-def same_bits(run: DrillRun, work: Path) -> str:
-    """In words; empty where they differ."""
-    code, _ = run.finish()
-    return "same bits" if code == 0 and bits(run.folder) == bits(undisturbed(work)) else ""
-
-
-def caught(work: Path, name: str, how: signal.Signals, *settings: str) -> tuple[DrillRun, float]:
-    """A run of which an engine was sent a signal while it sampled, and seconds to the alarm; once more where its work was done by then."""
-    for attempt in range(CATCHES):
-        run = DrillRun(work, f"{name}-{attempt}", *settings)
-        os.kill(run.wait_for_rollout(2), how)
-        if (seconds := run.wait_for_alarm()) is not None:
-            return run, seconds
-    raise SystemExit(f"{name}: no engine was caught at work in {CATCHES} runs")
 
 
 def engine_killed(work: Path) -> Outcome:
@@ -221,13 +64,13 @@ def engine_killed(work: Path) -> Outcome:
 
 
 def engine_hangs(work: Path) -> Outcome:
-    """SIGSTOP: the process lives and does not answer, and its work is given to nobody else before its time is up."""
+    """SIGSTOP of the only engine: the process lives and does not answer, and nobody else can do its work."""
     undisturbed(work)
-    settings = ("launch.pools.engines.timeout_seconds=5", "launch.pools.engines.reissue_after=null")
+    settings = ("launch.pools.engines.timeout_seconds=5", "launch.pools.engines.replicas=1")
     run, seconds = caught(work, "engine_hangs", signal.SIGSTOP, *settings)
     same = same_bits(run, work)
     return Outcome(
-        "an engine hangs (SIGSTOP), `timeout_seconds: 5`, `reissue_after: null`",
+        "the only engine hangs (SIGSTOP), `timeout_seconds: 5`",
         f"named, replaced; {same or 'OTHER BITS'}",
         seconds,
         "stop to alarm",

@@ -13,9 +13,6 @@ from rlhf.errors import ConfigError, DataError, TrainingError
 from tools.ray_drills import DRILLS
 
 pytestmark = pytest.mark.slow
-BY_HAND = ("engine_hangs",)
-"""On a busy machine the process that is stopped from outside was not always one that had work left (the run then ends well, with no alarm). An
-engine that hangs by itself is in the test of actors below, and the drill in the tool."""
 TELLER = "tests.fixtures.actor_workers:Teller"
 
 
@@ -24,7 +21,7 @@ def work(tmp_path_factory):
     return tmp_path_factory.mktemp("drills")
 
 
-@pytest.mark.parametrize("name", [name for name in DRILLS if name not in BY_HAND])
+@pytest.mark.parametrize("name", DRILLS)
 def test_a_drill_ends_as_it_should(name, work):
     outcome = DRILLS[name](work)
     assert outcome.good, outcome
