@@ -6,7 +6,7 @@ Measured: the quickstart's PPO, shortened, on this machine: in turns in one proc
 `torchrun`. Every prediction and every run is a fresh process, and they take turns. Predictions know the recipe, thin copies of the models that
 are measured beforehand (as `rlhf plan` does), the lengths of the first run's `rollouts.jsonl`, and for ranks what FSDP2 adds to a pass on
 two ranks; nothing of them is fitted to the runs. Seconds are processor seconds of the process that trains (rank 0), as `--profile` counts
-them: with a core to itself these are seconds by the clock where it waits for nobody, which the simulation says, too.
+them: on an idle machine these are wall-clock seconds wherever it does not wait for another process, which the simulation says, too.
 
 Published: step times that others report with model, accelerators, batch and mean length (tools/published_steps.py, with sources).
 """
@@ -231,8 +231,8 @@ def measured_lines(record: Mapping[str, Any]) -> list[str]:
     columns = "seconds of a phase: predicted | measured | off by | by the clock | trainer busy, predicted | staleness, predicted"
     lines = [
         f"The machine ({os.cpu_count()} cores, AMD EPYC) was shared: its load was {min(loads):.1f} to {max(loads):.1f}. So seconds are",
-        "processor seconds of the process that trains (rank 0), which are seconds by the clock where it has a core to itself and waits for",
-        f"nobody; the middle of {record['turns']} turn(s). What the clock said stands beside it.",
+        "processor seconds of the process that trains (rank 0), which are wall-clock seconds where it has a core to itself and does not wait;",
+        f"the median of {record['turns']} turn(s). Wall-clock seconds are given as well.",
         "",
         f"| pipeline | how | {columns} |",
         "|---|---|---|---|---|---|---|---|",

@@ -145,7 +145,7 @@ def prepared(work: Path) -> Path:
 
 
 def undisturbed(work: Path) -> Path:
-    """The folder of the run that nobody disturbs; made once."""
+    """The folder of the undisturbed run; made once."""
     folder = work / "peace" / "cluster_ppo"
     if not (folder / "ppo" / "artifact.json").exists():
         code, said = DrillRun(work, "peace").finish()

@@ -4,7 +4,7 @@
     python tools/ray_drills.py --only engine_killed --write docs/results/ray_drills.md      this row again, the others stay
 
 Each drill is either a run of `recipes/cluster_ppo.yaml` in short, to whose processes something is done from outside, or a pool of
-engines in this process. "Same bits" compares every file and every metric of the stage `ppo` with the run that nobody disturbed.
+engines in this process. "Same bits" compares every file and every metric of the stage `ppo` with the undisturbed run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def engine_killed(work: Path) -> Outcome:
 
 
 def engine_hangs(work: Path) -> Outcome:
-    """SIGSTOP of the only engine: the process lives and does not answer, and nobody else can do its work."""
+    """SIGSTOP of the only engine: the process lives and does not answer, and no other engine can do its work."""
     undisturbed(work)
     settings = ("launch.pools.engines.timeout_seconds=5", "launch.pools.engines.replicas=1")
     run, seconds = caught(work, "engine_hangs", signal.SIGSTOP, *settings)
@@ -141,7 +141,7 @@ def trainer_stopped(work: Path) -> Outcome:
 
 
 def trainer_killed(work: Path) -> Outcome:
-    """SIGKILL leaves nobody who could tidy up."""
+    """SIGKILL: the process can't clean up."""
     undisturbed(work)
     run = DrillRun(work, "trainer_killed")
     run.wait_for_rollout(2)
@@ -334,7 +334,7 @@ def page(outcomes: Sequence[tuple[str, Outcome]], command: str) -> str:
         f"Ray {metadata.version('ray')}, torch {metadata.version('torch')}, Python {platform.python_version()}.",
         "",
         "Runs are `recipes/cluster_ppo.yaml` in short (two engines, six rollouts). Same bits: every file and metric of the stage",
-        "`ppo` is that of the run that nobody disturbed.",
+        "`ppo` is that of the undisturbed run.",
         "",
         "| drill | done | became | seconds | measured |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Rewards and a reference in Ray's own actors: the numbers of one process, whoever is killed or hangs."""
+"""Rewards and a reference in Ray's own actors: the numbers of one process, also when actors are killed or hang."""
 
 from __future__ import annotations
 

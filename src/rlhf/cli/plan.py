@@ -61,7 +61,7 @@ def plan(
 
 
 def _launch_lines(recipe: RecipeConfig) -> list[str]:
-    """Who starts the processes, where that is somebody."""
+    """How the processes are started, where that is not this one alone."""
     from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig, asked_of_ray
 
     launch = recipe.launch

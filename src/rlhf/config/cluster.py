@@ -49,7 +49,7 @@ class ClusterConfig(BaseConfig):
     accelerator: str | AcceleratorConfig
     """Its name in the table of published figures (docs/planning-clusters.md), or its figures."""
     nodes: int = Field(1, ge=1)
-    """That can be had; a plan may take fewer."""
+    """Available; a plan may use fewer."""
     gpus_per_node: int = Field(8, ge=1)
     """Accelerators of a node."""
     links: LinksConfig = LinksConfig()

@@ -1,4 +1,4 @@
-"""Who starts the processes of a recipe: nobody, torchrun or Ray. What a stage results in does not depend on it, and no stage's key holds it."""
+"""How the processes of a recipe are started: one process, torchrun or Ray. Results depend on it by rounding alone."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ class RecipeConfig(BaseConfig):
     device: DeviceName = AUTO
     """Where models are: `cpu`, `cuda`, `cuda:N`, or `auto` for the first GPU that torch has, else the CPU."""
     launch: LaunchSpec = LocalLaunchConfig()
-    """Who starts the processes: nobody (`local`), `torchrun`, or `ray` with pools of actors. No result depends on it."""
+    """How processes are started: `local` (this one alone), `torchrun`, or `ray` with pools of actors. Results depend on it by
+    rounding alone."""
     fsdp: FSDPConfig | None = None
     """How ranks cut weights into shards, for every stage that trains and does not say it itself."""
     deepspeed: FilePath | None = None

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 """Longest wait for an answer between two looks at deadlines and signals."""
 SHORTEST_STRAGGLER_SECONDS = 1.0
-"""A unit that takes less is given to nobody else, whatever was expected."""
+"""A unit that takes less is not given to a second actor, whatever was expected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rlhf.errors import ConfigError, RLHFError, TrainingError, require, text_of
 logger = logging.getLogger(__name__)
 
 TOKEN = secrets.token_hex(16)
-"""Of a cluster that this process starts: whoever else is on the machine can't run code in it, and nothing is written to ~/.ray."""
+"""Of a cluster that this process starts: other users of the machine can't run code in it, and nothing is written to ~/.ray."""
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of the machine go before an engine that the trainer waits for
@@ -300,7 +300,7 @@ class RayCluster:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray's handler of SIGTERM would end the process without saving; whoever asks a run to stop asks the run."""
+    """Ray's handler of SIGTERM would end the process without saving; the run's own handler saves first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
 """Rewards of a stage that actors compute: the completions of a rollout are cut into units, and each goes to whichever actor is free.
 
-Where the cuts are depends on the completions and the settings alone, so that the same numbers come whoever computed them, however many
-there are and whoever was lost on the way. A reward model reads other rows together than in one process, so its scores differ by rounding.
+Where the cuts are depends on the completions and the settings alone, so the number of actors, which of them computes what,
+and losses on the way do not change the scores. A reward model reads other rows together than in one process, so its scores differ by rounding.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.score import base_model
 from rlhf.rollout.engine_worker import AboutEngine, Held, SampledUnit
 from rlhf.rollout.pool_sampler import TICK_SECONDS, PoolSampler
-from rlhf.rollout.requests import check_prompts, rows_to_check
+from rlhf.rollout.requests import check_prompts, check_request, rows_to_check
 from rlhf.rollout.snapshot import Request
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
 from rlhf.rollout.weight_sending import SentWeights, WeightSender
@@ -199,10 +199,7 @@ class PooledEngine:
             DataError: A prompt without tokens, with an id that the model does not know, or too long for it.
             TrainingError: Paused; engines were lost too often; one does not have the weights that it was given.
         """
-        if self._paused:
-            raise TrainingError("The rollout engine is paused; call resume() before generate().")
-        if num_samples < 1:
-            raise ConfigError(f"num_samples is {num_samples}; wanted 1 or more.")
+        check_request(num_samples, paused=self._paused)
         if complaint := self.config.complaint(sampling):
             raise ConfigError(f"{complaint}.")
         if not prompts:
@@ -270,7 +267,7 @@ class PooledEngine:
         ]
 
     def _settle(self) -> None:
-        """Wait for what was begun beside training; whoever began it is told how it ended."""
+        """Wait for sampling that runs beside training; its caller gets the result or the error."""
         while self.under_way is not None and not self.under_way.done():
             wait([self.under_way], timeout=TICK_SECONDS)
         self.under_way = None

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from rlhf.config.engines import DraftModelConfig, LocalEngineConfig, PromptLookupConfig, RolloutWeights
 from rlhf.config.policy import SamplingConfig
-from rlhf.errors import ConfigError, ModelError, TrainingError
+from rlhf.errors import ConfigError, ModelError
 from rlhf.models.score import base_model, evaluating
 from rlhf.native.compiled_mode import in_c
 from rlhf.rollout.cache import KVCache
@@ -28,7 +28,7 @@ from rlhf.rollout.lookup import LookupDrafter
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.padded import PaddedDecoder
 from rlhf.rollout.request_queue import Waiting
-from rlhf.rollout.requests import check_prompts, context_length_of, number_samples, rows_to_check
+from rlhf.rollout.requests import check_prompts, check_request, context_length_of, number_samples, rows_to_check
 from rlhf.rollout.sampling import draw
 from rlhf.rollout.speculation import DraftCounts, DraftedRun, Drafter
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike, SamplablePolicy
@@ -185,10 +185,7 @@ class LocalEngine:
             ModelError: The engine should guess, and the model can't be fed several tokens at once.
             TrainingError: The engine is paused, or the model gave a number that is not finite.
         """
-        if self._paused:
-            raise TrainingError("The rollout engine is paused; call resume() before generate().")
-        if num_samples < 1:
-            raise ConfigError(f"num_samples is {num_samples}; wanted 1 or more.")
+        check_request(num_samples, paused=self._paused)
         if not prompts:
             return []
         model: PreTrainedModel = base_model(self.policy.model)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.pack import Branch, Group
-from rlhf.errors import DataError
+from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.rollout.types import PromptLike
 
 
@@ -28,6 +28,19 @@ def context_length_of(model: PreTrainedModel) -> int | None:
     """Tokens that a model was made for; None where its config does not say."""
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return limit
+
+
+def check_request(num_samples: int, *, paused: bool) -> None:
+    """Refuse what no engine can do.
+
+    Raises:
+        TrainingError: The engine is paused.
+        ConfigError: ``num_samples`` below 1.
+    """
+    if paused:
+        raise TrainingError("The rollout engine is paused; call resume() before generate().")
+    if num_samples < 1:
+        raise ConfigError(f"num_samples is {num_samples}; wanted 1 or more.")
 
 
 def check_prompts(prompts: Sequence[PromptLike], model: PreTrainedModel, sampling: SamplingConfig) -> None:

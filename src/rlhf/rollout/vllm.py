@@ -21,7 +21,7 @@ from rlhf.config.engines import VLLMEngineConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ConfigError, DataError, TrainingError
 from rlhf.models.score import base_model
-from rlhf.rollout.requests import check_prompts, number_samples
+from rlhf.rollout.requests import check_prompts, check_request, number_samples
 from rlhf.rollout.stopping import StopTexts, completion_texts, eos_ids
 from rlhf.rollout.types import Completion, EngineHealth, FinishReason, PromptLike, SamplablePolicy
 from rlhf.rollout.vllm_session import Session
@@ -153,10 +153,7 @@ class VLLMEngine:
             DataError: A prompt without tokens, with an id that the model does not know, or too long for it.
             TrainingError: The engine is paused, was lost twice, has other weights, or gave a number that is not finite.
         """
-        if self._paused:
-            raise TrainingError("The rollout engine is paused; call resume() before generate().")
-        if num_samples < 1:
-            raise ConfigError(f"num_samples is {num_samples}; wanted 1 or more.")
+        check_request(num_samples, paused=self._paused)
         if complaint := self.config.complaint(sampling):
             raise ConfigError(f"{complaint}.")
         if not prompts:

@@ -1,4 +1,4 @@
-"""One completion that is being sampled, whoever samples it: from its next token to text, and to its end."""
+"""One completion that is being sampled, by any engine: from its next token to text, and to its end."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class RayScoring:
             return len(self._jobs)
 
     def deploy(self, scorer: ServedScorer) -> None:
-        """Start the replicas of a model, which lets go of its own weights here. They end when nobody holds the model any more.
+        """Start the replicas of a model, which lets go of its own weights here. They end with the last reference to the model.
 
         Raises:
             MissingExtraError: There is no Ray Serve in this environment.
@@ -190,7 +190,7 @@ class RayScoring:
         return torch.cat(parts, dim=1) if parts else torch.zeros(1, 0)
 
     async def _asked(self, handle: Any, groups: Sequence[Group]) -> Tensor:
-        """One run of rows, again where the replica that has it dies; whoever waits gives up in time."""
+        """One run of rows, again where the replica that has it dies; a request that waits has a timeout."""
         ray, faults = self._cluster.ray, importlib.import_module("ray.serve.exceptions")
         while True:
             response = handle.score.remote(list(groups))

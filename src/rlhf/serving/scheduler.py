@@ -239,7 +239,7 @@ class ServingEngine:
         """The request whose turn it is; None where it has no room, or none may begin.
 
         One that must wait for others to end lets requests to other models pass. Of models that share a process the one whose request
-        came first goes on, so that a change of weights is made once and nobody waits for ever.
+        came first goes on, so that a change of weights is made once and no request waits forever.
         """
         first: dict[Hashable, _Ticket] = {}
         for queue in self._waiting.values():

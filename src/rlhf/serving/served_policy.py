@@ -1,4 +1,4 @@
-"""A model that writes completions, as the server knows it, whoever samples: this process, or vLLM in a process of its own."""
+"""A model that writes completions, as the server knows it, for both engines: this process, or vLLM in a process of its own."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ServedPolicy:
     """Makes completions obey a schema; None where that can't be done."""
     batch: Batch
     max_prefill_tokens: int
-    """Prompt tokens that may be read at once while nobody is being answered."""
+    """Prompt tokens that may be read at once while no completion is being sampled."""
     version: int | None = None
     """In the registry; None for weights that are in none."""
 

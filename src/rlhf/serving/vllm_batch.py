@@ -149,7 +149,7 @@ class VLLMBatch:
         return 0
 
     def forget(self, joining: Joining) -> None:
-        """Of a request that is over before vLLM was told of it."""
+        """Of a request that ended before it was sent to vLLM."""
         self._begun.pop(joining.request.id, None)
 
     def join(self, several: list[Joining]) -> None:

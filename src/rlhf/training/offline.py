@@ -55,7 +55,6 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     model_kind: ClassVar[str] = "policy"
     """What is trained: a key of ``rlhf.training.inputs.INPUTS``."""
     steps_per_phase = 1
-    """Whether several ranks may share its steps."""
     keeps_shards = False
     """Whether what was trained over ranks stays in shards, for ``rlhf.models.sharded_models.saveable_on_main``."""
 

@@ -53,7 +53,7 @@ def in_shards(models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *,
         models: What is cut.
         ranks: A process by itself keeps whole weights.
         config: How they are cut; DeepSpeed, where it is named, does so itself with what it trains, and the others stay whole.
-        keep: Leave the weights in shards afterwards: whoever uses the models then does so on all ranks at once.
+        keep: Leave the weights in shards afterwards; the models must then be used on all ranks at once.
     """
     if ranks.size == 1 or config.deepspeed is not None:
         yield

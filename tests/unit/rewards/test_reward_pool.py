@@ -1,4 +1,4 @@
-"""Rewards in actors give what they give in one process, whoever computes them and whoever is lost; the cluster is this process."""
+"""Rewards in actors give what they give in one process, also when actors are lost; the cluster is simulated in this process."""
 
 from __future__ import annotations
 

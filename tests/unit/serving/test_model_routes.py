@@ -279,7 +279,7 @@ def test_changed_shares_outlive_the_server(folders, tmp_path):
         start({"one": models["one"]})
 
 
-def test_a_file_keeps_what_was_changed_whoever_changed_it(folders, tmp_path):
+def test_a_file_keeps_the_changes_of_every_writer(folders, tmp_path):
     """Two servers have the same file, and one has a name from its command line."""
     models = {"one": Source(str(folders[0])), "two": Source(str(folders[1]))}
     kept = [KeptShares(tmp_path / "shares.json") for _ in range(2)]

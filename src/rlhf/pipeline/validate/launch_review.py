@@ -1,4 +1,4 @@
-"""Whether what ``launch`` asks for can be had, as far as that is known before anything is started."""
+"""Whether this machine or cluster has what ``launch`` asks for, as far as that is known before anything is started."""
 
 from __future__ import annotations
 
