@@ -23,7 +23,7 @@ PHASES = 8
 """Phases that are simulated after a pipeline's start."""
 SHARES = (0.25, 0.5, 0.75)
 """Of the accelerators that sample, where sampling and learning have their own."""
-OF_THEM_SAMPLED = 64
+LEAST_CONCURRENT_ROWS = 64
 """Rows that an engine must have room for side by side, or all that it is asked for."""
 
 
@@ -74,7 +74,7 @@ class Sampling:
         lowered = memory.sampling_copy_bytes(self.shape, getattr(self.stage.engine, "weights", "same"))
         empty = sampling_memory(models, layout, components, cached_bytes=0.0, lowered=lowered)
         free = (self.cluster.machine.memory_bytes - sum(empty.values())) * layout.engine_size
-        least = max(self.longest_row, min(asked, OF_THEM_SAMPLED) * mean) * self.per_token
+        least = max(self.longest_row, min(asked, LEAST_CONCURRENT_ROWS) * mean) * self.per_token
         cached = max(least, min(asked * mean * self.per_token, free))
         return sampling_memory(models, layout, components, cached_bytes=cached, lowered=lowered), free >= least
 
