@@ -46,12 +46,12 @@ def serve(
         Path | None,
         typer.Option(
             "--shares",
-            help="Keep here what shares are changed to (PUT /v1/shares/NAME); at the start the file goes before --share.",
+            help="File that keeps shares changed by PUT /v1/shares/NAME; read at start, where it overrides --share.",
         ),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="Who samples: local, or vllm (engine.python=/opt/vllm/bin/python; docs/vllm.md)."),
+        typer.Option(help="Engine that samples: local, or vllm (engine.python=/opt/vllm/bin/python; docs/vllm.md)."),
     ] = None,
     registry: Annotated[Path, typer.Option(help="Folder of released models.")] = Path("registry"),
     name: Annotated[
@@ -82,7 +82,7 @@ def serve(
     replicas: Annotated[
         int | None,
         typer.Option(
-            help="Reward models score in so many replicas of Ray Serve each; ray.cpus=2 ray.gpus=0.25 size them.", min=1
+            help="Replicas of each reward model in Ray Serve; ray.cpus=2 ray.gpus=0.25 set their resources.", min=1
         ),
     ] = None,
     traces: Annotated[

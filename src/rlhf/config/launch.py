@@ -192,7 +192,7 @@ def launch_of_file(path: Path | str) -> dict[str, Any]:
     Raises:
         ConfigError: It is not there, is not YAML, or is not the section `launch` of a recipe.
     """
-    tree = read_yaml(path)
+    tree = read_yaml(path, wanted="it should hold the section `launch` of a recipe, such as `launcher: ray`")
     LaunchFile.of({"launch": tree}, source=str(path))
     return tree
 

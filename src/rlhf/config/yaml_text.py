@@ -37,20 +37,23 @@ class LongNumber(str):
     __slots__ = ()
 
 
-def read_yaml(path: Path | str, *, written_by_us: bool = False) -> dict[str, Any]:
+def read_yaml(
+    path: Path | str, *, written_by_us: bool = False, wanted: str = "a recipe needs at least `name:` and `stages:`"
+) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Args:
         path: The file.
         written_by_us: It is a record, such as a run's recipe.yaml. Where PyYAML was built with libyaml, that is four times as
             fast; its errors are less clear.
+        wanted: What the message about an empty file says it should hold.
 
     Raises:
         ConfigError: The file is absent, not text, not YAML (with line and column), holds a key twice, or is not a mapping.
     """
     tree = parse_yaml(read_text(path), str(path), quick=written_by_us)
     if tree is None:
-        raise ConfigError(f"{path} is empty; a recipe needs at least `name:` and `stages:`.")
+        raise ConfigError(f"{path} is empty; {wanted}.")
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds {with_article(type(tree).__name__)}; it should hold keys and values.")
     return tree

@@ -69,3 +69,9 @@ def test_a_file_takes_the_place_of_the_section_and_overrides_come_last(recipe, t
 def test_resources_are_written_as_ray_counts_them():
     assert resource_words({"CPU": 2.0, "GPU": 0.5, "memory": 2.0**31}) == "2 CPU, 0.5 GPU, 2 GiB memory"
     assert resource_words({}) == "nothing"
+
+
+def test_an_empty_file_is_said_to_want_the_section(recipe, tmp_path):
+    (tmp_path / "launch.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"launch\.yaml is empty; .*`launch`"):
+        load_recipe(recipe, launch=tmp_path / "launch.yaml")
