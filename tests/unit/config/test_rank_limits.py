@@ -11,7 +11,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import BY_KIND
 from rlhf.distributed.ranks import Ranks
 from rlhf.errors import ConfigError
-from rlhf.pipeline.recipe_over_ranks import check_stages
+from rlhf.pipeline.recipe_over_ranks import check_recipe, check_stages
 from tests.fixtures import toy
 
 SFT = {"model": "embedded", "data": "rows.jsonl"}
@@ -58,3 +58,18 @@ def test_deepspeed_is_for_ranks_and_one_process_says_so(tmp_path):
         check_stages(recipe, ["sft"], Ranks())
     with pytest.raises(ConfigError, match="deepspeed"):
         toy.build_trainer("sft", deepspeed=str(tmp_path / "zero.json")).train()
+
+
+def test_over_ranks_only_engines_may_be_in_actors_and_not_with_an_environment(tmp_path):
+    ranks = Ranks()
+    ranks.size = 2
+    grpo = {"kind": "grpo", **ONLINE, "learning_rate": 1e-4, "environment": "game.py:Game"}
+    launch = {"launcher": "ray", "pools": {"engines": {}, "reference": {}}}
+    tree = {"name": "run", "device": "cpu", "launch": launch, "stages": {"grpo": grpo}}
+    with pytest.raises(ConfigError) as refused:
+        check_recipe(RecipeConfig.of(tree), tmp_path, ranks, until=None)
+    assert "launch.pools.reference" in str(refused.value)
+    assert "launch.pools.engines" not in str(refused.value)
+    assert "stages.grpo: an environment" in str(refused.value)
+    del grpo["environment"], launch["pools"]["reference"]
+    check_recipe(RecipeConfig.of(tree), tmp_path, ranks, until=None)
