@@ -20,7 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,8 @@ def predict(work: Path, case: str) -> dict[str, Any]:
     if ranks > 1:
         exchanged = in_fresh_ranks(work)
         learn += exchanged["seconds_per_pass"] * sum(one.times * one.microbatches for one in facts.work.learned)
+        in_shards = [one for one in facts.work.read if one.activity != "reward"]
+        score += exchanged["seconds_per_read"] * sum(one.times * one.microbatches for one in in_shards)
     mine = lengths[::ranks]
     prefill, decode = costs.decode(sum(prompts) / ranks, len(prompts) // ranks, mine)
     few = mine[: max(1, len(mine) // 4)]
@@ -142,7 +144,8 @@ def predict(work: Path, case: str) -> dict[str, Any]:
 
 
 def exchange() -> None:
-    """What FSDP2's collectives of a pass forward and back take with gloo, in a process that torchrun started: a model of the base's size."""
+    """What FSDP2's collectives of a pass forward and back, and of one without gradient, take with gloo, in a process that torchrun started:
+    a model of the base's size."""
     import time
 
     import torch
@@ -150,24 +153,36 @@ def exchange() -> None:
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
+    from rlhf.distributed.sharding import reshard
     from rlhf.models.policy import PolicyModel
+    from rlhf.models.score import base_model
     from rlhf.models.sharded_models import shard_model
 
     policy = PolicyModel.from_pretrained("embedded")
     tokens = torch.randint(0, 100, (1, 8))
-    seconds = {}
-    for name in ("whole", "sharded"):
-        if name == "sharded":
-            shard_model(policy.model)
+
+    def learn() -> None:
+        policy.model(tokens).logits.sum().backward()
+
+    @torch.no_grad()
+    def read() -> None:
+        policy.model(tokens)
+        reshard(base_model(policy.model))
+
+    def seconds(work: Callable[[], None]) -> float:
         spent = []
         for _ in range(22):
             distributed.barrier()
             began = time.process_time()
-            policy.model(tokens).logits.sum().backward()
+            work()
             spent.append(time.process_time() - began)
-        seconds[name] = statistics.median(spent[2:])
+        return statistics.median(spent[2:])
+
+    whole = seconds(learn), seconds(read)
+    shard_model(policy.model)
+    sharded = seconds(learn), seconds(read)
     if distributed.get_rank() == 0:
-        print(json.dumps({"seconds_per_pass": seconds["sharded"] - seconds["whole"]}))
+        print(json.dumps({"seconds_per_pass": sharded[0] - whole[0], "seconds_per_read": sharded[1] - whole[1]}))
     distributed.destroy_process_group()
 
 
