@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+sys.path.insert(0, str(ROOT))  # as a script, what lies beside this file is a package too
 
 from tools.ray_drill_runs import (  # noqa: E402
     PATIENCE_SECONDS,
