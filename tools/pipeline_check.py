@@ -37,6 +37,8 @@ CASES = {
     "one-step-off": "`async_rollouts: {max_staleness: 1}`",
     "two ranks": "`torchrun --nproc-per-node 2`",
 }
+PASS_ROW = 40
+"""Tokens of a prompt and its completion, where only the seconds of a pass count."""
 SIMULATED = 12
 """Phases that are simulated after the start."""
 
@@ -110,7 +112,8 @@ def predict(work: Path, case: str) -> dict[str, Any]:
         first = next(one for one in facts.work.learned if one.whose == whose)
         learn += times * planner.cost(first, groups).optimize() / ranks
     if ranks > 1:
-        exchanged = in_fresh_ranks(work)
+        pass_tokens = max(int(one.tokens / one.microbatches / ranks) for one in facts.work.learned)
+        exchanged = in_fresh_ranks(work, pass_tokens)
         learn += exchanged["seconds_per_pass"] * sum(one.times * one.microbatches for one in facts.work.learned)
         in_shards = [one for one in facts.work.read if one.activity != "reward"]
         score += exchanged["seconds_per_read"] * sum(one.times * one.microbatches for one in in_shards)
@@ -143,9 +146,10 @@ def predict(work: Path, case: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def exchange() -> None:
-    """What FSDP2's collectives of a pass forward and back, and of one without gradient, take with gloo, in a process that torchrun started:
-    a model of the base's size."""
+def exchange(pass_tokens: int) -> None:
+    """What a pass of so many tokens takes more on two ranks than alone, forward and back, and without gradient, in a process that torchrun
+    started: FSDP2's collectives with gloo, and a core whose neighbor computes, too. A model of the base's size."""
+    import random
     import time
 
     import torch
@@ -153,53 +157,46 @@ def exchange() -> None:
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    from rlhf.distributed.sharding import reshard
+    from rlhf.data.pack import Branch, Group, pack
     from rlhf.models.policy import PolicyModel
-    from rlhf.models.score import base_model
     from rlhf.models.sharded_models import shard_model
 
     policy = PolicyModel.from_pretrained("embedded")
-    tokens = torch.randint(0, 100, (1, 8))
+    rng = random.Random(1)
+    rows = [[rng.randrange(5, 100) for _ in range(PASS_ROW)] for _ in range(max(1, pass_tokens // PASS_ROW))]
+    batch = pack([Group(row[: PASS_ROW // 2], [Branch(row[PASS_ROW // 2 :])]) for row in rows])
+    is_main = distributed.get_rank() == 0
 
     def learn() -> None:
-        policy.model(tokens).logits.sum().backward()
+        policy.logprobs(batch).sum().backward()
 
     @torch.no_grad()
     def read() -> None:
-        policy.model(tokens)
-        reshard(base_model(policy.model))
+        policy.logprobs(batch)
 
-    def seconds(work: Callable[[], None]) -> float:
+    def seconds(work: Callable[[], None], *, together: bool) -> float:
         spent = []
         for _ in range(22):
             distributed.barrier()
             began = time.process_time()
-            work()
+            if together or is_main:
+                work()
             spent.append(time.process_time() - began)
         return statistics.median(spent[2:])
 
-    whole = seconds(learn), seconds(read)
+    learn()  # the first batch decides on the path, and kernels are made ready
+    alone = seconds(learn, together=False), seconds(read, together=False)
     shard_model(policy.model)
-    sharded = seconds(learn), seconds(read)
-    if distributed.get_rank() == 0:
-        print(json.dumps({"seconds_per_pass": sharded[0] - whole[0], "seconds_per_read": sharded[1] - whole[1]}))
+    sharded = seconds(learn, together=True), seconds(read, together=True)
+    if is_main:
+        print(json.dumps({"seconds_per_pass": sharded[0] - alone[0], "seconds_per_read": sharded[1] - alone[1]}))
     distributed.destroy_process_group()
 
 
-def in_fresh_ranks(work: Path) -> dict[str, float]:
+def in_fresh_ranks(work: Path, pass_tokens: int) -> dict[str, float]:
     """The last line of two ranks."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        __file__,
-        "--work",
-        str(work),
-        "--do",
-        "exchange",
-    ]
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", __file__, "--work", str(work)]
+    command = [*ranks, "--do", "exchange", "--pass-tokens", str(pass_tokens)]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=True)
     figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
@@ -304,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--only", choices=("published", "measured"))
     parser.add_argument("--do", choices=("predict", "exchange"), help="used by this tool itself")
+    parser.add_argument("--pass-tokens", type=int, default=400, help="used by this tool itself")
     parser.add_argument("--case", choices=CASES, help="used by this tool itself")
     asked = parser.parse_args(arguments)
     work = asked.work.resolve()
@@ -311,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(predict(work, asked.case)))
         return
     if asked.do == "exchange":
-        exchange()
+        exchange(asked.pass_tokens)
         return
     record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     if asked.only != "published":

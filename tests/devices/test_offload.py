@@ -19,7 +19,7 @@ from rlhf.pipeline.stages.context import StageContext
 from rlhf.pipeline.stages.rl import _build_scorer, _open_reference
 from rlhf.rewards.ensemble import EnsembleReward
 from rlhf.rewards.learned import LearnedReward
-from rlhf.rewards.model_reward import reward_models
+from rlhf.rewards.model_reward import model_rewards
 from rlhf.training.grpo import GRPOTrainer
 from rlhf.training.log import TrainingLogger
 from tests.fixtures import toy
@@ -96,7 +96,7 @@ class Watched:
 def trained(monkeypatch, **settings):
     scorer = EnsembleReward([reward(seed=3), reward(seed=4)])
     trainer = build_trainer("grpo", scorer=scorer, held_out=True, **SETTINGS, **settings)
-    models = {f"reward{i}": model for i, model in enumerate(reward_models(scorer))}
+    models = {f"reward{i}": model for i, model in enumerate(one.model for one in model_rewards(scorer))}
     with monkeypatch.context() as patch:
         watched = Watched(patch, {"reference": trainer.reference, **models})
         result = trainer.train()

@@ -58,14 +58,15 @@ def _stage_lines(stage: ClusterStagePlan, cluster: Cluster) -> Iterator[str]:
         spent = sorted(best.seconds.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in spent)
         yield f"  one step     {seconds_text(best.seconds_per_step)}: {parts}"
-        if best.settings:
-            yield f"  settings     {' '.join(best.settings)}"
+        now: LayoutPlan | None = best
         if best.needs:
             yield f"  needs        {'; '.join(best.needs)}: advice only, this version does not have it"
             now = stage.cheapest_now
             yield "  now          " + (
                 "nothing that this version can run fits" if now is None else _layout_text(now, cluster)
             )
+        if now is not None and now.settings:
+            yield f"  settings     {' '.join(now.settings)}"
         if stage.fastest.layout != best.layout:
             yield f"  fastest      {_layout_text(stage.fastest, cluster)}{_advice(stage.fastest)}"
         for other in stage.others:

@@ -184,6 +184,11 @@ def reshard(root: nn.Module) -> None:
         module.reshard()
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model, or one inside it, lies in shards, so that its forward passes are those of all ranks."""
+    return any(CALL in module.__dict__ for module in model.modules())
+
+
 def is_shard(tensor: Tensor) -> bool:
     """Whether a tensor is this rank's part of a whole one."""
     return hasattr(tensor, "full_tensor")

@@ -14,11 +14,9 @@ from typing_extensions import override
 
 from rlhf.config.learned_rewards import Combine, EnsembleRewardConfig, LearnedRewardConfig
 from rlhf.data.contracts import Prompt
-from rlhf.data.pack import Group, pack, split_by_tokens
+from rlhf.data.pack import Group, pack
 from rlhf.errors import check_type, look_up
-from rlhf.models.offload import on_device
 from rlhf.models.reward import RewardModel
-from rlhf.models.score import evaluating
 from rlhf.rewards.checked_values import result_of_model
 from rlhf.rewards.ensemble import COMBINATIONS, EnsembleReward, combine_scores
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, groups_of_texts, model_folder, usable_ids
@@ -94,14 +92,9 @@ class LearnedReward(ModelReward[RewardModel]):
         """One for each completion."""
         return len(group.branches)
 
-    @torch.no_grad()
     def outputs(self, groups: Sequence[Group]) -> Tensor:
         """[K, S] normalized scores of every member and head."""
-        with on_device(self.model), evaluating(self.model):
-            parts = [
-                self.model.member_scores(pack(run)).float().cpu()
-                for run in split_by_tokens(groups, max_tokens=self.max_tokens)
-            ]
+        parts = self.passes(groups, lambda run: self.model.member_scores(pack(run)).float())
         return torch.cat(parts, dim=1) if parts else torch.zeros(self.model.num_scores, 0)
 
     @override

@@ -76,8 +76,12 @@ class LengthDebiasedReward:
     def __init__(self, scorer: Scorer, *, name: str | None = None) -> None:
         require("statsmodels", extra="eval", needed_for="A length-debiased reward")
         self.components = [Component(scorer=scorer)]
-        self.scorer = scorer
         self._name = name or f"{scorer.name}_debiased"
+
+    @property
+    def scorer(self) -> Scorer:
+        """Whose scores."""
+        return self.components[0].scorer
 
     @property
     def name(self) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.data.contracts import Prompt
 from rlhf.data.datasets import SFTDataset
-from rlhf.data.pack import Branch, Group
+from rlhf.data.pack import Branch, Group, split_by_tokens
+from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed.sharding import is_sharded
 from rlhf.errors import ConfigError, RewardError, RLHFError
+from rlhf.models.offload import on_device
 from rlhf.models.scalar_model import ScalarModel
-from rlhf.models.score import base_model, context_length
+from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.lengths import LengthRule
 from rlhf.rewards.types import CompletionLike, OnError
 
@@ -70,18 +74,39 @@ class ModelReward(Generic[ModelT]):
         """[S] scores of the rows' completions, from the model's ``outputs`` [K, C]."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def passes(self, groups: Sequence[Group], through: Callable[[Sequence[Group]], Tensor]) -> list[Tensor]:
+        """What ``through`` gives for each micro-batch of the rows, on the CPU.
+
+        Where the model lies in shards, all ranks come here at once, one without rows too, and each makes as many passes as the one with
+        the most.
+        """
+        runs = list(split_by_tokens(groups, max_tokens=self.max_tokens))
+        spare = max(current_ranks().gather(len(runs))) - len(runs) if is_sharded(self.model) else 0
+        with on_device(self.model), evaluating(self.model):
+            given = [through(run).cpu() for run in runs]
+            for _ in range(spare):
+                through([_stand_in(self.model.tokenizer)])
+        return given
+
     @property
     def takes_ids(self) -> bool:
         """Whether it reads the ids that were sampled: the policy's tokenizer is known and has the same ones."""
         return bool(self._same_ids)
 
 
-def reward_models(scorer: object) -> Iterator[ScalarModel]:
-    """The model of each reward that has one, of a scorer and of those that it is made of."""
+def model_rewards(scorer: object) -> Iterator[ModelReward[Any]]:
+    """Each reward that has a model, of a scorer and of those that it is made of."""
     if isinstance(scorer, ModelReward):
-        yield scorer.model
+        yield scorer
     for component in getattr(scorer, "components", ()):
-        yield from reward_models(component.scorer)
+        yield from model_rewards(component.scorer)
+
+
+def _stand_in(tokenizer: Any) -> Group:
+    """A row of no one's, of two tokens; the last one is a step."""
+    token = int(tokenizer.eos_token_id or 0)
+    return Group([token], [Branch([token])], {"step_ends": [[0]]})
 
 
 def model_folder(source: str) -> str:

@@ -14,13 +14,11 @@ from typing_extensions import override
 
 from rlhf.config.learned_rewards import ProcessRewardConfig
 from rlhf.data.contracts import Prompt
-from rlhf.data.pack import Branch, Group, split_by_tokens
+from rlhf.data.pack import Branch, Group
 from rlhf.data.steps import CutSolution
 from rlhf.errors import RewardError, look_up
 from rlhf.losses.step_aggregation import STEP_AGGREGATIONS, aggregate_steps
-from rlhf.models.offload import on_device
 from rlhf.models.process_reward import ProcessRewardModel, pack_steps
-from rlhf.models.score import evaluating
 from rlhf.rewards.checked_values import result_of_model
 from rlhf.rewards.model_reward import ModelReward, groups_of_samples, model_folder, usable_ids
 from rlhf.rewards.types import CompletionLike, OnError, RewardContext, ScoreResult
@@ -100,14 +98,9 @@ class ProcessReward(ModelReward[ProcessRewardModel]):
         """One for each step."""
         return sum(map(len, group.columns["step_ends"]))
 
-    @torch.no_grad()
     def outputs(self, groups: Sequence[Group]) -> Tensor:
         """[1, K] log-odds that each step is right."""
-        with on_device(self.model), evaluating(self.model):
-            parts = [
-                self.model.step_scores(pack_steps(run)).cpu()
-                for run in split_by_tokens(groups, max_tokens=self.max_tokens)
-            ]
+        parts = self.passes(groups, lambda run: self.model.step_scores(pack_steps(run)))
         return torch.cat(parts)[None] if parts else torch.zeros(1, 0)
 
     @override

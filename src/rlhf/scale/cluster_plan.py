@@ -231,7 +231,6 @@ class _ClusterPlanner:
     def _models(self) -> Models:
         policy, stage = self.shapes["policy"], self.stage
         trained = [self.shapes[whose] for whose in self.facts.work.optimized]
-        judging = [shape for name, shape in self.shapes.items() if name.startswith("reward ") or name == "teacher"]
         offline = isinstance(stage, OfflineStage)
         asked = "reference" in self.shapes and (
             not offline or bool(self.facts.work.once) or stage.measures_reference_point
@@ -241,7 +240,8 @@ class _ClusterPlanner:
             trained=tuple(trained or [policy]),
             copies=int(getattr(stage, "num_models", 1)),
             reference=reference,
-            judging=tuple(judging),
+            rewards=tuple(shape for name, shape in self.shapes.items() if name.startswith("reward ")),
+            teacher=self.shapes.get("teacher"),
         )
 
     def _tried(self, num_gpus: int) -> list[LayoutPlan]:

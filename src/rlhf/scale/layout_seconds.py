@@ -103,8 +103,8 @@ class LayoutSeconds:
             dealt = self._cut(one)
             seconds = self._cost(one.whose, one.head).read(dealt.tokens)
             exposed = self._summed(one, dealt.tokens, 2)
-            if self.layout.placement == "service" or not (one.activity == "reward" or one.whose == "teacher"):
-                exposed += self._gathered(self.shapes[one.whose], seconds)  # the others are whole on each rank
+            if one.whose != "teacher":  # which is whole on each rank
+                exposed += self._gathered(self.shapes[one.whose], seconds)
             spent[one.activity] = spent.get(one.activity, 0.0) + one.times * dealt.turns * seconds
             spent["communication"] += one.times * dealt.turns * exposed
         return spent

@@ -14,12 +14,9 @@ from rlhf.scale.rank_memory import SHARDED_WEIGHTS, ModelBytes, RankBytes, Shard
 from rlhf.scale.shape import WIDTH, ModelShape
 
 Placement = Literal["ranks", "service"]
-"""Of policy, reward models and teacher while completions are sampled and judged. ``ranks``: whole on each rank. ``service``: policies in
-engines of several accelerators, frozen models in shards."""
-NEEDS: Mapping[str, str] = {
-    "tensor": "tensor parallelism",
-    "service": "rollout engines of several GPUs, and reward models in shards",
-}
+"""Of the policy while completions are sampled. ``ranks``: whole on each rank. ``service``: in engines outside of the trainer, of one or
+several accelerators."""
+NEEDS: Mapping[str, str] = {"tensor": "tensor parallelism"}
 """Feature -> what has to be there for it. A feature that this version has leaves the table."""
 MODEL_PARTS = (
     "weights",
@@ -68,15 +65,17 @@ class Layout:
     @property
     def needs(self) -> list[str]:
         """What this version does not have and the layout takes."""
-        used = {"tensor": self.tensor_size > 1, "service": self.placement == "service"}
+        used = {"tensor": self.tensor_size > 1}
         return [NEEDS[feature] for feature, is_used in used.items() if is_used and feature in NEEDS]
 
     def settings(self, cluster: Cluster) -> list[str]:
-        """Settings of a recipe's stage that do it, as KEY=VALUE; without any, ranks share weights by FSDP2 (docs/ranks.md)."""
+        """Settings that do it, as KEY=VALUE: the recipe's ``launch``, and otherwise the stage's; without any, ranks share weights by FSDP2
+        (docs/ranks.md)."""
         copies = self.num_ranks if self.sharding == "replicated" else self.num_ranks // self.shard_size(cluster)
         settings = ["model.gradient_checkpointing=true"] if self.gradient_checkpointing else []
         settings += [f"fsdp.replicate={copies}"] if copies > 1 and not self.by_deepspeed else []
-        return settings + (["deepspeed=FILE"] if self.by_deepspeed else [])
+        settings += ["deepspeed=FILE"] if self.by_deepspeed else []
+        return settings + (engine_settings(self.num_gpus, self.engine_size) if self.placement == "service" else [])
 
     def __str__(self) -> str:
         """In words: ``8 GPUs, full_shard, tensor size 2``."""
@@ -98,8 +97,21 @@ class Models:
     copies: int
     """Of each trained one: members of an ensemble."""
     reference: ModelShape | None
-    judging: tuple[ModelShape, ...]
-    """Reward models and a teacher."""
+    rewards: tuple[ModelShape, ...]
+    """Reward models."""
+    teacher: ModelShape | None = None
+
+
+def engine_settings(num_gpus: int, engine_size: int) -> list[str]:
+    """Those of rollout engines on all accelerators; engines of several are vLLM's (docs/cluster.md).
+
+    Args:
+        num_gpus: Accelerators.
+        engine_size: Of one engine.
+    """
+    several = ["engine.kind=vllm", f"engine.options.tensor_parallel_size={engine_size}"] if engine_size > 1 else []
+    pool = {"replicas": num_gpus // engine_size, "gpus": engine_size}
+    return [*several, "launch.launcher=ray", *(f"launch.pools.engines.{key}={value}" for key, value in pool.items())]
 
 
 def layouts_for(
@@ -178,11 +190,11 @@ def layout_memory(
     if models.reference is not None:
         kept.append(rank_bytes(model_bytes(models.reference, trained=False), **how))
         components["reference"] = kept[-1].weights
-    if models.judging:
-        spread = how if layout.placement == "service" else {**how, "sharding": "replicated", "tensor_size": 1}
-        judging = [rank_bytes(model_bytes(shape, trained=False), **spread) for shape in models.judging]
-        kept += judging
-        components["reward models"] = sum(one.weights for one in judging)
+    rewards = [rank_bytes(model_bytes(shape, trained=False), **how) for shape in models.rewards]
+    kept += rewards
+    components["reward models"] = sum(one.weights for one in rewards)
+    if models.teacher is not None:  # whole on each rank
+        components["teacher"] = float(models.teacher.weight_bytes)
     components["gathered weights"] = max(one.gathered for one in [*held, *kept])
     width = WIDTH[policy.settings.dtype if stage.autocast == "none" else stage.autocast]
     components["activations"] = (

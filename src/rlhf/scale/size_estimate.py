@@ -13,7 +13,7 @@ from typing import Literal
 from rlhf.errors import ConfigError
 from rlhf.formatting import bytes_text, percentage
 from rlhf.scale.costs import activation_bytes, tile_bytes
-from rlhf.scale.layouts import NEEDS
+from rlhf.scale.layouts import engine_settings
 from rlhf.scale.memory import AVERAGES, GPU_CONTEXT
 from rlhf.scale.model_families import SizedShape, shape_of_size
 from rlhf.scale.rank_memory import ModelBytes, Sharding, rank_bytes
@@ -26,8 +26,8 @@ Verdict = Literal["fits", "tight", "constrained"]
 only with shared models or with the optimizer on the host. ``constrained``: only adapters are trained, or nothing fits."""
 MODELS = {2: "the reference", 3: "the reference and the reward model", 4: "reference, reward model and critic"}
 LORA_RANK = 16
-WHOLE_TO_SAMPLE = 2
-"""Models that are whole on each rank while completions are sampled and judged (docs/ranks.md): policy and reward model."""
+ENGINE_SIZES = (2, 4, 8)
+"""Accelerators of a rollout engine, as many as a node has at most."""
 SHARED_BACKBONE = "a reward model on another model's backbone"
 CRITIC = 4
 """Number of models from which on one of them is a critic, which is trained too: PPO's four."""
@@ -96,7 +96,7 @@ class SizeStrategy:
     """In the memory of the host, for all accelerators; 0 without offloading."""
     why: str
     settings: tuple[str, ...] = ()
-    """KEY=VALUE, inside a stage of a recipe."""
+    """KEY=VALUE: the recipe's ``launch``, and otherwise those of a stage."""
     assumed: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """What the strategy takes and this version does not have: it is advice then."""
@@ -234,9 +234,16 @@ class _Ladder:
         settings += ["deepspeed=FILE"] if by_deepspeed else []
         settings += [f"fsdp.replicate={self.num_gpus}"] if sharding == "replicated" and self.num_gpus > 1 else []
         needs = [SHARED_BACKBONE] if "reward" in names else []
-        whole = WHOLE_TO_SAMPLE * self.shape.num_parameters * WIDTH["bfloat16"]
+        whole = (
+            self.shape.num_parameters * WIDTH["bfloat16"]
+        )  # the policy, on each rank while it samples (docs/ranks.md)
         in_shards = self.num_gpus > 1 and sharding == "zero-3" and self.num_models > 2
-        needs += [NEEDS["service"]] if in_shards and size + whole > self.room else []
+        if in_shards and size + whole > self.room:
+            sizes = [several for several in ENGINE_SIZES if self.num_gpus % several == 0] or [self.num_gpus]
+            fitting = (several for several in sizes if size + whole / several <= self.room)
+            engine_size = next(fitting, sizes[-1])
+            done.append(f"rollout engines of {engine_size} GPUs")
+            settings += engine_settings(self.num_gpus, engine_size)
         needs += ["DeepSpeed in one process"] if by_deepspeed and self.num_gpus == 1 else []
         needs += ["DeepSpeed with a critic"] if by_deepspeed and self.num_gpus > 1 and with_critic else []
         return self._strategy("fits", sharding, size, done, settings, recomputed=recomputed, shared=names, offload=offload,

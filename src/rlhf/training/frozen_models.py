@@ -12,7 +12,7 @@ from rlhf.errors import ConfigError
 from rlhf.models.offload import offload, on_device
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import Reference
-from rlhf.rewards.model_reward import reward_models
+from rlhf.rewards.model_reward import model_rewards
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.inputs import RLInputs
 
@@ -54,8 +54,7 @@ def logprobs_of(
 
 def _models_of(which: str, inputs: RLInputs[Any]) -> Iterator[nn.Module]:
     if which == "reward":
-        yield from reward_models(inputs.scorer)
-        yield from reward_models(inputs.judge)
+        yield from (reward.model for scorer in (inputs.scorer, inputs.judge) for reward in model_rewards(scorer))
         return
     reference: object = inputs.reference
     if isinstance(reference, nn.Module) and reference is not inputs.policy:

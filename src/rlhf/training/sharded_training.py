@@ -16,11 +16,17 @@ from rlhf.config.training import TrainConfig
 from rlhf.distributed.ranks import Ranks
 from rlhf.distributed.sharding import ShardOptions, cut_by, unshard
 from rlhf.errors import ConfigError
+from rlhf.models.offload import is_offloaded
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import ReferenceModel
 from rlhf.models.sharded_models import networks_of, shard_model
+from rlhf.rewards.model_reward import ModelReward, model_rewards
+from rlhf.rewards.types import TextCompletion
 from rlhf.rollout.requests import rows_to_check
 from rlhf.training.penalties import ElasticWeightConsolidation
+
+PATH_CHARACTERS = 32
+"""Of a prompt's text, which stand for a completion where the path of a reward model is chosen."""
 
 
 def check_over_ranks(algorithm: Any, config: TrainConfig, ranks: Ranks) -> None:
@@ -72,21 +78,34 @@ def in_shards(models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *,
 
 
 def models_of_rollouts(trainer: Any) -> list[nn.Module]:
-    """What lies in shards in a trainer that samples: what it trains, and its reference where that has log-probabilities alone to give and
-    stays as it is."""
+    """What lies in shards in a trainer that samples: what it trains, its reference where that has log-probabilities alone to give and
+    stays as it is, and reward models that do not wait on the CPU."""
     models = [trained.module for trained in trainer.modules() if trained.name not in trainer.whole_on_ranks]
     copied = _copied_reference(trainer)
     if copied is not None and trainer.config.kl.estimator != "exact" and trainer.moving_reference is None:
         models.append(copied)
-    return models
+    return models + [reward.model for reward in _rewards(trainer) if not is_offloaded(reward.model)]
 
 
 def choose_paths(trainer: Any) -> None:
-    """Those of policy, critic and reference by the same rows on every rank; in a process by itself the first batch decides."""
+    """Those of policy, critic, reference and reward models by the same rows on every rank; in a process by itself the first batch decides."""
     rows = rows_to_check(trainer.prompts)
     for model in (trainer.policy, trainer.inputs.value_model, _copied_reference(trainer)):
         if model is not None and model.choice is None and not getattr(model, "is_shared", False):
             model.choose_path(rows)
+    asked = trainer.prompts[:3]
+    said = [TextCompletion(prompt.text[:PATH_CHARACTERS], truncated=True) for prompt in asked]
+    for reward in _rewards(trainer):
+        if reward.model.choice is None:
+            reward.model.choose_path(reward.groups(asked, said))
+
+
+def _rewards(trainer: Any) -> list[ModelReward[Any]]:
+    """Those with models, of the reward and of the held-out judge; each model once."""
+    inputs = trainer.inputs
+    return list(
+        {id(one.model): one for scorer in (inputs.scorer, inputs.judge) for one in model_rewards(scorer)}.values()
+    )
 
 
 def _copied_reference(trainer: Any) -> PolicyModel | None:

@@ -136,8 +136,8 @@ def stage(**settings):
     )
 
 
-def memory_of(shape, layout, *, judging=(), reference=None):
-    models = Models(trained=(shape,), copies=1, reference=reference, judging=judging)
+def memory_of(shape, layout, **models):
+    models = Models(trained=(shape,), copies=1, **{"reference": None, "rewards": (), **models})
     return layout_memory(models, layout, cluster(), parts={"batch": 7.0}, tokens=100.0, scored_share=0.5, stage=stage())
 
 
@@ -168,15 +168,11 @@ def test_components_of_a_rank_by_hand():
     assert pair["activations"] == alone["activations"] / 2
 
 
-def test_reward_models_are_whole_on_each_rank_and_in_shards_behind_a_service():
+def test_reward_models_are_in_shards_and_a_teacher_is_whole_on_each_rank():
     shape = shape_of(ModelConfig.of(llama()))
-    ranks, _ = memory_of(shape, Layout(num_gpus=8, sharding="full_shard"), judging=(shape,))
-    assert ranks["reward models"] == 4 * shape.num_parameters
-    layout = Layout(num_gpus=8, sharding="full_shard", placement="service", engine_size=2)
-    service, _ = memory_of(shape, layout, judging=(shape,))
-    assert service["reward models"] == 4 * shape.num_parameters / 8
-    assert layout.needs
-    assert not Layout(num_gpus=8, sharding="full_shard").needs
+    ranks, _ = memory_of(shape, Layout(num_gpus=8, sharding="full_shard"), rewards=(shape,), teacher=shape)
+    assert ranks["reward models"] == 4 * shape.num_parameters / 8
+    assert ranks["teacher"] == 4 * shape.num_parameters
 
 
 @pytest.mark.parametrize(
@@ -190,6 +186,20 @@ def test_reward_models_are_whole_on_each_rank_and_in_shards_behind_a_service():
         (Layout(num_gpus=4, sharding="replicated"), ["fsdp.replicate=4"]),
         (Layout(num_gpus=8, sharding="zero-2"), ["deepspeed=FILE"]),
         (Layout(num_gpus=1), []),
+        (
+            Layout(num_gpus=8, sharding="full_shard", placement="service"),
+            ["launch.launcher=ray", "launch.pools.engines.replicas=8", "launch.pools.engines.gpus=1"],
+        ),
+        (
+            Layout(num_gpus=8, sharding="full_shard", placement="service", engine_size=4),
+            [
+                "engine.kind=vllm",
+                "engine.options.tensor_parallel_size=4",
+                "launch.launcher=ray",
+                "launch.pools.engines.replicas=2",
+                "launch.pools.engines.gpus=4",
+            ],
+        ),
     ],
 )
 def test_a_layout_says_which_settings_do_it(layout, settings):
@@ -199,7 +209,7 @@ def test_a_layout_says_which_settings_do_it(layout, settings):
 def test_only_the_policy_is_whole_on_each_rank_while_completions_are_sampled():
     shape = shape_of(ModelConfig.of(llama()))
     layout = Layout(num_gpus=8, sharding="full_shard")
-    models = Models(trained=(shape, shape), copies=1, reference=shape, judging=())
+    models = Models(trained=(shape, shape), copies=1, reference=shape, rewards=())
     found, _ = layout_memory(models, layout, cluster(), parts={}, tokens=100.0, scored_share=0.5, stage=stage())
     sampling = sampling_memory(models, layout, found, cached_bytes=5.0, lowered=0.0)
     assert sampling["policy whole for sampling"] == 4 * shape.num_parameters
@@ -265,17 +275,17 @@ def test_checkpointing_computes_again_and_the_host_is_slower_than_the_accelerato
     assert seconds_of(Layout(num_gpus=1, offload=True))["optimizer"] > 3 * plain["optimizer"]
 
 
-def test_reward_models_that_are_whole_on_each_rank_are_not_gathered():
+def test_a_teacher_that_is_whole_on_each_rank_is_not_gathered():
     shape = shape_of(ModelConfig.of(llama(hidden=2048)))
     rows = [Group(list(range(64)), [Branch(list(range(64)))])]
     facts = StageFacts(work=Work(1.0, [], [], {}), groups=rows, steps=1, said="", parts={}, scored_share=0.5)
-    judged = [Pass("reward", "reward 1", 4096.0, 512, "scalar")]
 
-    def communication(placement):
-        layout = Layout(num_gpus=8, sharding="full_shard", placement=placement)
-        return LayoutSeconds(facts, {"reward 1": shape}, layout, cluster(), stage()).reading(judged)["communication"]
+    def communication(whose):
+        read = [Pass("reward", whose, 4096.0, 512, "scalar")]
+        layout = Layout(num_gpus=8, sharding="full_shard")
+        return LayoutSeconds(facts, {whose: shape}, layout, cluster(), stage()).reading(read)["communication"]
 
-    assert communication("ranks") == 0 < communication("service")
+    assert communication("teacher") == 0 < communication("reward 1")
 
 
 def test_a_host_with_too_little_memory_holds_no_optimizer(recipe):

@@ -94,12 +94,18 @@ def test_what_this_version_lacks_for_a_strategy_is_said():
     assert needs(80, 7 * B, 1, num_models=1) == ("DeepSpeed in one process",)  # the optimizer on the host
     assert needs(80, 7 * B, 8, num_models=1) == ()
     assert needs(80, 7 * B, 8) == ()
-    # 64 GPUs hold 70e9 weights in shards, and none of them the whole policy, which a rank samples with
-    [engines] = needs(80, 70 * B, 64)
-    assert "rollout engines" in engines
-    assert needs(80, 70 * B, 64, num_models=2) == ()
     assert needs(24, 7 * B, 1, num_models=3) == ("a reward model on another model's backbone",)
     assert needs(24, 7 * B, 1, num_models=2) == ()
+
+
+def test_a_policy_that_no_gpu_holds_is_sampled_by_engines_of_several():
+    # 64 GPUs hold 70e9 weights in shards, and none of them the whole policy, which a rank samples with
+    advice = rlhf.recommend_strategy(80, 70 * B, 64)
+    assert advice.needs == ()
+    [size] = [int(one.partition("=")[2]) for one in advice.settings if "tensor_parallel_size" in one]
+    assert advice.bytes_per_gpu + 2 * 70 * B / size <= 80e9
+    assert f"launch.pools.engines.replicas={64 // size}" in advice.settings
+    assert not any("engine" in one for one in rlhf.recommend_strategy(80, 70 * B, 64, num_models=2).settings)
 
 
 def test_adapters_keep_one_backbone_for_all_models():

@@ -11,6 +11,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.distributed.ranks import Ranks
 from rlhf.errors import InterruptedRun
 from rlhf.rewards.composite import Component, CompositeReward
+from rlhf.rewards.factory import as_scorer
 from rlhf.rewards.types import ScoreResult, TextCompletion
 from rlhf.training import rollouts_over_ranks
 from rlhf.training.rollouts_over_ranks import ask_over_ranks, places_of_rank, score_over_ranks
@@ -79,6 +80,25 @@ def test_scores_components_and_errors_of_ranks_are_joined(monkeypatch):
     assert result.errors == {1: "it is empty", 5: "it is empty"}
     assert result.per_component["other"] == [None, None, 1.0, None, None, None]
     assert result.per_component["length"][2] is None
+
+
+def test_what_puts_scores_together_sees_those_of_all_ranks(monkeypatch):
+    prompts, completions = [Prompt(i, [], i) for i in "ab"], [TextCompletion("x"), TextCompletion("yyy")]
+    rank_is(monkeypatch, 0, ([1], ScoreResult([3.0]), None))
+    both = CompositeReward([Component(scorer=Lengths(), normalize=True)])
+    assert score_over_ranks(both, prompts, completions).scores == [-1.0, 1.0]
+    assert isinstance(both.components[0].scorer, Lengths)
+
+
+def test_verdicts_of_ranks_that_may_be_none_are_joined(monkeypatch):
+    prompts, completions = [Prompt(i, [], i) for i in "abc"], [TextCompletion(text) for text in ("x", "yy", "zzz")]
+    short = as_scorer(lambda prompts, completions, **_: [len(c) if len(c) < 3 else None for c in completions])
+    whole = CompositeReward([Component(scorer=short), Component(scorer=Lengths())])
+    answers = iter([([1], ([2.0], {}), None), ([1], ScoreResult([2.0]), None)])
+    ranks = OneOfTwo(0, None)
+    ranks.gather = lambda value: [value, next(answers)]
+    monkeypatch.setattr(rollouts_over_ranks, "current_ranks", lambda: ranks)
+    assert score_over_ranks(whole, prompts, completions).scores == [2.0, 4.0, 3.0]
 
 
 def test_a_scorer_that_keeps_files_is_asked_by_rank_0_about_everything(monkeypatch):
