@@ -21,6 +21,16 @@ ENOUGH = 24
 """Samples among which each of three digits is, in these tests."""
 
 
+class ShortEngine(DigitEngine):
+    """A completion that begins with 0 ends there."""
+
+    def _one(self, asked, sample, sampling, seed):
+        one = super()._one(asked, sample, sampling, seed)
+        if len(asked.ids) == 3 and one.text == "0;":
+            return replace(one, tokens=[*one.tokens, EOS], logprobs=[-1.0] * 3, finish_reason="eos")
+        return one
+
+
 def search(strategy, prompts=PROMPTS, *, digits="0123", engine=None, budget=None, file=None, **arguments):
     return run_search(
         prompts, strategy, engine=engine or DigitEngine(digits), scorer=DigitScorer(), arguments=arguments, separator=";",
@@ -71,14 +81,21 @@ def test_a_step_that_was_taken_twice_costs_twice():
     assert sorted(groups.values()) == [1, 2, 2]
 
 
+@pytest.mark.parametrize("engine", [DigitEngine(), ShortEngine("01")])
 @pytest.mark.parametrize(
-    "settings", [{"width": 1, "samples": 4}, {"width": 2, "samples": 3}, {"width": 3, "samples": 2}]
+    "settings", [{"width": 1, "samples": 4}, {"width": 2, "samples": 3}, {"width": 2, "samples": 12}]
 )
-def test_one_group_is_a_beam_search_to_the_token(settings):
-    alone = search(diverse_beam, groups=1, diversity_penalty=1.0, **settings)
-    for ours, theirs in zip(alone, search(beam, **settings), strict=True):
+def test_one_group_is_a_beam_search_to_the_token(settings, engine):
+    alone = search(diverse_beam, engine=engine, groups=1, diversity_penalty=1.0, **settings)
+    for ours, theirs in zip(alone, search(beam, engine=engine, **settings), strict=True):
         assert ours.completion == theirs.completion
         assert (ours.score, ours.trace) == (theirs.score, theirs.trace)
+
+
+def test_a_penalty_is_no_part_of_the_score_by_which_the_answer_is_chosen():
+    """Of one draw a group takes what it has: with a penalty every search ends with the same answer as without."""
+    free, penalized = (search(diverse_beam, groups=6, samples=1, diversity_penalty=penalty) for penalty in (0.0, 1.0))
+    assert [(r.completion, r.score) for r in penalized] == [(r.completion, r.score) for r in free]
 
 
 def test_without_a_penalty_groups_are_beam_searches_that_draw_for_themselves():
@@ -94,16 +111,6 @@ def test_a_beginning_of_several_groups_is_read_once_and_equal_steps_are_scored_o
     assert result.cost.policy_tokens == 4 * 2 * (2 + 2 + 3)
     assert result.cost.prefill_tokens == 3 + 5 + 7
     assert result.cost.scorer_forwards == 3
-
-
-class ShortEngine(DigitEngine):
-    """A completion that begins with 0 ends there."""
-
-    def _one(self, asked, sample, sampling, seed):
-        one = super()._one(asked, sample, sampling, seed)
-        if len(asked.ids) == 3 and one.text == "0;":
-            return replace(one, tokens=[*one.tokens, EOS], logprobs=[-1.0] * 3, finish_reason="eos")
-        return one
 
 
 def test_a_group_that_ended_waits_for_the_others_and_repeats_nothing():
