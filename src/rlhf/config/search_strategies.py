@@ -169,6 +169,31 @@ class BeamConfig(StrategyConfig):
         return self.name or f"beam {self.width}x{self.samples}"
 
 
+class DiverseBeamConfig(StrategyConfig):
+    """Groups of beams, each kept away from the steps that groups before it took; with `diversity_penalty: 0`, independent ones (DVTS)."""
+
+    runs = "rlhf.search.strategies.diverse_beam:diverse_beam"
+    scores = True
+    by_step = True
+    kind: Literal["diverse_beam"] = "diverse_beam"
+    groups: int = Field(4, ge=1)
+    """Beam searches side by side, of which the best answer counts; DVTS calls them subtrees."""
+    width: int = Field(1, ge=1)
+    """Beams of a group that go on."""
+    samples: int = Field(4, ge=1)
+    """Next steps drawn of each beam."""
+    diversity_penalty: float = Field(0.0, ge=0)
+    """Taken off a next step's score for each beam of an earlier group that has just taken the same step, in the reward's units."""
+    max_steps: int = Field(64, ge=1)
+    """The most steps of a completion."""
+
+    @property
+    def title(self) -> str:
+        """With its size, and its penalty where there is one."""
+        penalty = f", penalty {self.diversity_penalty:g}" if self.diversity_penalty else ""
+        return self.name or f"diverse beam {self.groups}x{self.width}x{self.samples}{penalty}"
+
+
 class MCTSConfig(StrategyConfig):
     """Monte Carlo tree search over steps: PUCT, with a node sampled again while its best child is far below it."""
 
@@ -365,6 +390,7 @@ STRATEGY_KINDS: tuple[type[StrategyConfig], ...] = (
     MajorityVoteConfig,
     WeightedVoteConfig,
     BeamConfig,
+    DiverseBeamConfig,
     MCTSConfig,
     ConfidenceStoppingConfig,
     AdaptiveComputeConfig,

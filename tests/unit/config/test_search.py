@@ -71,6 +71,7 @@ def test_a_stage_s_key_follows_the_code_of_its_strategies():
     beam = "search/strategies/step_beam.py"
     assert beam in code({"kind": "beam"})
     assert beam not in code("greedy")
+    assert {beam, "search/strategies/diverse_beam.py"} <= code({"kind": "diverse_beam"})
     assert [s.kind for s in strategies_of(SearchCompareStage(**STAGE, strategies=["greedy", "sample"]))] == [
         "greedy",
         "sample",

@@ -10,6 +10,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.rewards.types import ScoreResult
 from rlhf.rollout.local import LocalEngine
 from rlhf.search.search_run import run_search
+from rlhf.search.strategies.diverse_beam import diverse_beam
 from rlhf.search.strategies.highest_score import best_of_n
 from rlhf.search.strategies.step_beam import beam
 from rlhf.search.strategies.tree_search import mcts
@@ -63,6 +64,7 @@ def search(engine, strategy, policy, only=(0, 1, 2), **arguments):
     ("strategy", "arguments"),
     [
         (beam, {"width": 2, "samples": 3}),
+        (diverse_beam, {"groups": 3, "samples": 2, "diversity_penalty": 0.2}),
         (mcts, {"max_expansions": 8, "max_children": 6, "stop_at": 2.0}),
         (mcts, {"max_expansions": 9, "leaves_at_once": 3, "commit_after": 4, "stop_at": 2.0}),
     ],

@@ -71,6 +71,7 @@ def test_best_of_n_is_the_best_scored_of_n_samples_and_says_what_it_cost(site, f
     [
         ("greedy", None), ("sample", None), ({"kind": "majority_vote", "num_samples": 3, "answer": {"where": ["whole"]}}, None),
         ({"kind": "beam", "width": 2, "samples": 2, "max_steps": 3}, "process"),
+        ({"kind": "diverse_beam", "groups": 2, "samples": 2, "max_steps": 3}, "process"),
         ({"kind": "mcts", "max_expansions": 4}, "process"),
         ({"kind": "confidence_stopping", "max_samples": 3}, "reward"), ({"kind": "adaptive_compute", "average": 2, "max_samples": 4}, "reward"),
     ],
