@@ -13,6 +13,7 @@ from tests.fixtures import toy
 from tests.fixtures import trained_over_ranks as cases
 from tests.fixtures import vocabulary_in_parts as parts
 from tests.fixtures.two_ranks import run_over_ranks
+from tests.fixtures.vocabulary_memory import take_steps
 from tests.invariants.test_ranks import furthest
 
 pytestmark = pytest.mark.numeric
@@ -68,7 +69,7 @@ def test_a_killed_run_goes_on_with_the_same_bits_and_in_one_process_and_back(tmp
 @pytest.mark.slow
 def test_a_step_takes_less_memory_where_the_vocabulary_is_large(tmp_path):
     whole, in_parts = (
-        max(run_over_ranks(parts.take_steps, wanted, folder=tmp_path), key=lambda of_rank: of_rank["peak"])
+        max(run_over_ranks(take_steps, wanted, folder=tmp_path), key=lambda of_rank: of_rank["peak"])
         for wanted in (False, True)
     )
     print(f"whole {whole}\nin parts {in_parts}")

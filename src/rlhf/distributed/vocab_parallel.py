@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from rlhf.distributed.sharding import VOCABULARY, ShardOptions, compute_device, is_shard, shard_mesh, whole
 
+# torch 2.13 has new names, and warns of the old ones
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyPart:
@@ -59,13 +63,13 @@ class VocabularyPart:
     def gather(self, rows: Tensor) -> Tensor:
         """[n R, ...] of [R, ...] on every rank, in the order of the ranks."""
         gathered = rows.new_empty(self.num_ranks * len(rows), *rows.shape[1:])
-        dist.all_gather_into_tensor(gathered, rows.contiguous(), group=self.group)
+        _all_gather(gathered, rows.contiguous(), group=self.group)
         return gathered
 
     def sum_own(self, rows: Tensor) -> Tensor:
         """[R, ...] this rank's part of the sum over ranks of [n R, ...]."""
         own = rows.new_empty(len(rows) // self.num_ranks, *rows.shape[1:])
-        dist.reduce_scatter_tensor(own, rows.contiguous(), group=self.group)
+        _reduce_scatter(own, rows.contiguous(), group=self.group)
         return own
 
     def max_in_place(self, values: Tensor) -> None:
