@@ -37,7 +37,6 @@ from rlhf.models.vocabulary_tiles import (
     gradients_over_tiles,
     sums_over_tiles,
 )
-from rlhf.native.compiled_mode import is_in_c
 
 GATHERED_BYTES = 1 << 27
 """Of hidden states of all ranks that are gathered at once, 128 MiB: more rows go round in several runs."""
@@ -119,7 +118,6 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token: Tensor, settings: _Settings
     ) -> tuple[Tensor, ...]:
         part, wanted = settings.part, settings.wanted
-        in_c = is_in_c()
         most = part.most(len(hidden), hidden.device)
         length = max(1, GATHERED_BYTES // (part.num_ranks * hidden.shape[1] * hidden.element_size()))
         starts = range(0, most, length)
@@ -129,7 +127,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
             here = min(length, most - first)
             states = part.gather(_padded(hidden[first : first + here], here, 0))
             tokens = part.gather(_padded(token[first : first + here], here, NO_TOKEN)) - part.first
-            tiles = _tiles(states, weight, bias, settings, in_c)
+            tiles = _tiles(states, weight, bias, settings)
             bent = bends(settings.transform, wanted[0], wanted[1])
             sums = sums_over_tiles(tiles, tokens, wanted, num_kept=tiles.num_kept if once and not bent else 0)
             target, softmax, of_rows = _over_ranks(sums, part, wanted)
@@ -142,7 +140,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         results = [torch.cat(rows) for rows in zip(*values, strict=True)]
         results = results or [hidden.new_empty(0, dtype=exact) for _ in range(4)]
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.settings, ctx.in_c, ctx.runs, ctx.kept = settings, in_c, runs, kept
+        ctx.settings, ctx.runs, ctx.kept = settings, runs, kept
         ctx.mark_non_differentiable(results[3])
         return tuple(results)
 
@@ -153,7 +151,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         settings: _Settings = ctx.settings
-        part, (with_entropy, with_mean, _) = settings.part, settings.wanted
+        part, (with_entropy, with_mean) = settings.part, settings.wanted[:2]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         nothing = torch.zeros_like(grad_logprobs)
         given = torch.stack(
@@ -167,7 +165,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
             states = part.gather(_padded(hidden[mine], run.length, 0))
             of_all = part.gather(_padded(given[mine], run.length, 0))
             by_logprobs, by_entropy, by_mean = of_all.unbind(1)
-            tiles = _tiles(states, weight, bias, settings, ctx.in_c)
+            tiles = _tiles(states, weight, bias, settings)
             into = Gradients(
                 torch.zeros_like(states, dtype=tiles.exact) if needs_hidden else None, grad_weight, grad_bias
             )
@@ -186,8 +184,9 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None
 
 
-def _tiles(states: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, in_c: bool) -> VocabularyTiles:
-    return VocabularyTiles(states, weight, bias, settings.temperature, settings.transform, settings.dtype, in_c=in_c)
+def _tiles(states: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> VocabularyTiles:
+    """By torch: ``compiled`` is for one process."""
+    return VocabularyTiles(states, weight, bias, settings.temperature, settings.transform, settings.dtype, in_c=False)
 
 
 def _padded(rows: Tensor, length: int, value: float) -> Tensor:
