@@ -2,7 +2,7 @@
 
 Of V tokens and n ranks, rank r has the rows ``[r ceil(V / n), (r + 1) ceil(V / n))``, which is how ``torch.distributed.tensor`` cuts the
 first dimension. A lookup fetches the distinct rows that a batch needs from the ranks that have them, and its backward pass brings their
-gradients back. The projection is in ``rlhf.models.vocab_parallel``.
+gradients back. The projection is in ``rlhf.models.vocab_parallel_logprobs``.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3, arXiv:1909.08053, where all ranks read the same tokens; here each reads its own.
 """

@@ -31,7 +31,7 @@ from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
 from rlhf.models.kernel_patching import install_layers
 from rlhf.models.logprobs import TokenLogprobs, token_logprobs
-from rlhf.models.vocab_parallel import vocab_parallel_logprobs
+from rlhf.models.vocab_parallel_logprobs import vocab_parallel_logprobs
 from rlhf.models.vocabulary_tiles import LogitTransform, tile_logits
 
 ScorePath = Literal["packed", "padded", "logits"]

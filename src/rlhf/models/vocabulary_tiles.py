@@ -1,7 +1,7 @@
 """Logits of all rows over one tile of a vocabulary after another, and what a softmax over all of it needs of them.
 
 A weight may be a whole output projection (``rlhf.models.logprobs``), or the part of it that one rank holds
-(``rlhf.models.vocab_parallel``): what is summed over tiles is then summed over ranks as well.
+(``rlhf.models.vocab_parallel_logprobs``): what is summed over tiles is then summed over ranks as well.
 """
 
 from __future__ import annotations
