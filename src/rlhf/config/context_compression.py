@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,8 @@ class ContextsStage(StageConfig):
 class CompressorConfig(OfflineConfig):
     """Learning to compress contexts into vectors: answers as likely as with the context, by the distributions of the model that reads it."""
 
+    takes_vocab_parallel: ClassVar[bool] = False
+    """Each rank has the whole model."""
     learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     epochs: float | None = Field(1, gt=0, le=MOST_EPOCHS)

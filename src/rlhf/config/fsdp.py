@@ -20,3 +20,6 @@ class FSDPConfig(BaseConfig):
     param_dtype: Literal["bfloat16"] | None = None
     """Weights are gathered and computed with in this type, while shards, gradients over ranks and optimizer keep that of the weights. Half
     the traffic; results differ from those of one process, as with `autocast`."""
+    vocab_parallel: bool = False
+    """Embeddings and the output projection are divided by tokens of the vocabulary (as in Megatron-LM) and computed with where they lie:
+    hidden states are gathered in their place. For a vocabulary that is large beside the rest of the model."""

@@ -80,6 +80,8 @@ class DistillConfig(RLConfig):
 
     takes_importance: ClassVar[bool] = False
     """The teacher says what it thinks of any text."""
+    takes_vocab_parallel: ClassVar[bool] = False
+    """Divergences from the teacher take all logits of a row."""
     divergence_beta: float = Field(1.0, ge=0, le=1)
     """Generalized Jensen-Shannon divergence from the teacher: 0 is the forward KL, 1 the reverse KL, between them a mixture."""
     on_policy_frac: float = Field(1.0, ge=0, le=1)

@@ -387,6 +387,8 @@ class TRPOConfig(PPOConfig):
     clip. Then the critic learns by AdamW: rates, decay, clipping of gradients and the like are all for it alone.
     """
 
+    takes_vocab_parallel: ClassVar[bool] = False
+    """Each rank has the whole policy."""
     learning_rate: float = Field(1e-4, gt=0)
     """Peak learning rate of the critic, where `value_learning_rate` is null; the policy has none."""
     epochs_per_rollout: int = Field(4, ge=1)

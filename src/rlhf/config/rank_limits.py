@@ -19,6 +19,9 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "an environment with an engine outside of the trainer": getattr(config, "environment", None)
         and not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(model, "compile", False),
+        "fsdp.vocab_parallel": config.fsdp.vocab_parallel and not config.takes_vocab_parallel,
+        "kl: {estimator: exact} with fsdp.vocab_parallel": config.fsdp.vocab_parallel
+        and getattr(getattr(config, "kl", None), "estimator", None) == "exact",
         "model.lora.quantize_4bit": getattr(getattr(model, "lora", None), "quantize_4bit", False),
     }
     return [name for name, value in asked.items() if value] + (

@@ -13,7 +13,7 @@ TrainConfig            optimizer, schedule, evaluation, checkpoints             
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -46,7 +46,7 @@ FREE_TO_CHANGE: dict[str, bool | set[str] | dict[str, Any]] = {
     "data_workers": True,
     "engine": FREE_OF_ENGINES,
     "deepspeed": True,
-    "fsdp": {"cpu_offload", "replicate"},
+    "fsdp": {"cpu_offload", "replicate", "vocab_parallel"},
     "reward": {"__all__": FREE_OF_REWARDS},
     "judge": FREE_OF_REWARDS,
 }
@@ -73,6 +73,8 @@ class EarlyStoppingConfig(BaseConfig):
 class TrainConfig(MethodHints):
     """Optimizer, schedule, evaluation, checkpoints and logging: the same for every trainer."""
 
+    takes_vocab_parallel: ClassVar[bool] = True
+    """Whether ranks can train it with `fsdp.vocab_parallel`: its model lies in shards, and its loss takes no logits."""
     learning_rate: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     lr_find: Literal["suggest", "use"] | None = None

@@ -21,13 +21,15 @@ from rlhf.errors import ConfigError
 ResultT = TypeVar("ResultT")
 CALL = "_rlhf_inside_forward"
 """Where a module that lies in shards has what ``inside_forward`` calls."""
+VOCABULARY = "_rlhf_vocabulary"
+"""Where it has what computes in parts of the vocabulary, see ``rlhf.distributed.vocab_parallel``."""
 _replicas = 1
 """Groups of ranks that hold whole models, where weights are in shards now."""
 
 
 @runtime_checkable
 class WholeWeights(Protocol):
-    """Another engine's call, which gathers weights in its own way."""
+    """What gathers weights in its own way: another engine's call, or a vocabulary in parts."""
 
     def whole(self) -> AbstractContextManager[None]:
         """Inside, weights are whole, and no forward pass is a collective."""
@@ -44,6 +46,8 @@ class ShardOptions:
     """Shards lie in main memory."""
     param_dtype: torch.dtype | None = None
     """In which whole weights are gathered; None for their own."""
+    vocab_parallel: bool = False
+    """Embeddings and output projection are cut by tokens, compute so, and are not gathered."""
 
 
 PLAIN = ShardOptions()
@@ -67,21 +71,30 @@ def cut_by(options: ShardOptions) -> Iterator[None]:
         _replicas = before
 
 
-def shard(root: nn.Module, layers: Sequence[nn.Module], options: ShardOptions = PLAIN) -> None:
+def shard(
+    root: nn.Module,
+    layers: Sequence[nn.Module],
+    options: ShardOptions = PLAIN,
+    *,
+    left_out: Sequence[nn.Parameter] = (),
+) -> None:
     """Keep a part of each parameter on each rank: a group of collectives for each layer, and one for all the rest.
 
     Args:
         root: On the same device, with the same weights, on every rank.
         layers: Modules inside it that are gathered one after the other, in the order of the forward pass.
         options: How; called inside ``cut_by`` with the same.
+        left_out: Parameters that stay as they are.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    mesh = _mesh(next(root.parameters()).device.type)
+    mesh = shard_mesh(next(root.parameters()).device.type)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if options.cpu_offload else OffloadPolicy()
     how: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     if options.param_dtype is not None:
         how["mp_policy"] = MixedPrecisionPolicy(param_dtype=options.param_dtype, reduce_dtype=_widest(root))
+    if left_out:
+        how["ignored_params"] = set(left_out)
     sharded: list[Any] = [fully_shard(module, **how) for module in [*layers, root]]
     for module in sharded:
         module.set_gradient_divide_factor(1.0)
@@ -99,6 +112,8 @@ def unshard(root: nn.Module) -> None:
     from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 
     reshard(root)
+    if (vocabulary := root.__dict__.pop(VOCABULARY, None)) is not None:
+        vocabulary.close()
     for module in _sharded_modules(root):
         state = _state(module)
         state._pre_forward_hook_handle.remove()
@@ -144,9 +159,9 @@ def whole_weights(models: Iterable[nn.Module]) -> Iterator[None]:
         del root.__dict__[CALL]
     try:
         with ExitStack() as stack:
-            for call in calls:
-                if isinstance(call, WholeWeights):
-                    stack.enter_context(call.whole())
+            for gathers in (*calls, *(root.__dict__.get(VOCABULARY) for root in roots)):
+                if isinstance(gathers, WholeWeights):
+                    stack.enter_context(gathers.whole())
             yield
     finally:
         for root, call in zip(roots, calls, strict=True):
@@ -234,7 +249,7 @@ def empty_shard(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     from torch.distributed.tensor import Replicate, Shard, empty
 
     placements = [Shard(0)] if _replicas == 1 else [Replicate(), Shard(0)]
-    return empty(shape, dtype=dtype, device_mesh=_mesh("cpu"), placements=placements)
+    return empty(shape, dtype=dtype, device_mesh=shard_mesh("cpu"), placements=placements)
 
 
 def compute_device(tensor: Tensor) -> torch.device:
@@ -245,7 +260,8 @@ def compute_device(tensor: Tensor) -> torch.device:
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
-def _mesh(device_type: str) -> Any:
+def shard_mesh(device_type: str) -> Any:
+    """The ranks as ``cut_by`` has them: those that share a model are its last dimension."""
     from torch.distributed.device_mesh import init_device_mesh
 
     size = torch.distributed.get_world_size()

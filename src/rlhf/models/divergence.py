@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from rlhf.data.pack import PackedBatch
 from rlhf.errors import ModelError
 from rlhf.losses.distillation import distillation_loss
-from rlhf.models.logprobs import tile_logits
 from rlhf.models.paths import groups_of
 from rlhf.models.policy import PolicyModel
 from rlhf.models.reference import AdapterOffReference, ReferenceModel
 from rlhf.models.score import OutputHead, base_model, check_batch, evaluating, hidden_at, padded_logits, split_head
+from rlhf.models.vocabulary_tiles import tile_logits
 
 WholeModel = PolicyModel | ReferenceModel | AdapterOffReference
 """References that have distributions to compare with; one that only reports log-probabilities has none."""

@@ -26,11 +26,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlhf.data.pack import PackedBatch
-from rlhf.distributed.sharding import inside_forward
+from rlhf.distributed.sharding import VOCABULARY, inside_forward, is_shard
 from rlhf.errors import DataError, ModelError
 from rlhf.models.attention import IMPLEMENTATION, PackedLayout, attention_layout, install_attention
 from rlhf.models.kernel_patching import install_layers
-from rlhf.models.logprobs import LogitTransform, TokenLogprobs, tile_logits, token_logprobs
+from rlhf.models.logprobs import TokenLogprobs, token_logprobs
+from rlhf.models.vocab_parallel_logprobs import vocab_parallel_logprobs
+from rlhf.models.vocabulary_tiles import LogitTransform, tile_logits
 
 ScorePath = Literal["packed", "padded", "logits"]
 PATHS: tuple[ScorePath, ...] = ("packed", "padded", "logits")
@@ -63,7 +65,8 @@ class OutputHead:
         """Log-probabilities as ``token_logprobs`` gives them; a projection that carries an adapter runs as a module, in checkpointed tiles."""
         if type(self.module) is nn.Linear:
             weight, bias, transform = self.module.weight, self.module.bias, self.transform
-            return token_logprobs(hidden, weight, bias, token, temperature=temperature, transform=transform, **wanted)
+            of_tokens = vocab_parallel_logprobs if is_shard(weight) else token_logprobs
+            return of_tokens(hidden, weight, bias, token, temperature=temperature, transform=transform, **wanted)
         adapted: Any = self.module
         tile = max(1, tile_logits(hidden.device) // int(adapted.weight.shape[0]))
 
@@ -116,6 +119,11 @@ def score(
     hidden: Tensor | None = None
     wanted = {"with_entropy": with_entropy, "with_mean": with_mean, "with_collision": with_collision}
     if path == "logits":
+        if VOCABULARY in base.__dict__:
+            raise ModelError(
+                f"fsdp.vocab_parallel needs the hidden states of a model, and {type(base).__name__} is scored by its own logits (path "
+                "`logits`); leave vocab_parallel out."
+            )
         check_batch(base, batch)
         logits = padded_logits(base, batch)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from rlhf.distributed.gathering import whole_on_main
 from rlhf.distributed.sharding import PLAIN, ShardOptions, shard, unshard
+from rlhf.distributed.vocab_parallel import cut_vocabulary
 from rlhf.errors import ModelError
 from rlhf.models.policy import PolicyModel
 from rlhf.models.scalar_model import ScalarModel
@@ -28,14 +29,36 @@ def networks_of(module: nn.Module) -> Sequence[nn.Module]:
 def shard_model(model: PreTrainedModel | PeftModel, options: ShardOptions = PLAIN) -> PreTrainedModel:
     """Shard a model with a head, adapter and all; the part of it that ``rlhf.distributed.sharding.unshard`` takes.
 
-    Embeddings, the last norm and the head are one group, tied or not, which stays whole from forward to backward.
+    Embeddings, the last norm and the head are one group, tied or not, which stays whole from forward to backward; with
+    ``options.vocab_parallel`` only the norm does, and the others compute in parts.
 
     Raises:
-        ModelError: Its layers are not where transformers has them.
+        ModelError: Its layers are not where transformers has them, or its embeddings are not plain ones where they are to compute in parts.
     """
     base = base_model(model)
-    shard(base, transformer_layers(base), options)
+    layers = transformer_layers(base)
+    vocabulary = vocabulary_modules(base) if options.vocab_parallel else []
+    shard(base, layers, options, left_out=[p for module in vocabulary for p in module.parameters(recurse=False)])
+    if vocabulary:
+        cut_vocabulary(base, vocabulary, options)
     return base
+
+
+def vocabulary_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The input embedding, and the output projection of a model that has one.
+
+    Raises:
+        ModelError: One of them is not plain: it carries an adapter, or is of another kind.
+    """
+    modules = {"input embedding": model.get_input_embeddings(), "output projection": model.get_output_embeddings()}
+    for name, module in modules.items():
+        if module is not None and not (isinstance(module, nn.Embedding) or type(module) is nn.Linear):
+            raise ModelError(
+                f"fsdp.vocab_parallel cuts plain embeddings and projections by tokens, and the {name} of this "
+                f"{type(model).__name__} is a {type(module).__name__}. Put adapters on other layers (model.lora.target_modules), or leave "
+                "vocab_parallel out."
+            )
+    return [module for module in modules.values() if module is not None]
 
 
 def transformer_layers(model: PreTrainedModel) -> Sequence[nn.Module]:

@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.models.attention import AttentionSettings
-from rlhf.models.logprobs import LogitTransform
 from rlhf.models.score import split_head
+from rlhf.models.vocabulary_tiles import LogitTransform
 from rlhf.native.kernels import (
     DECODE_DTYPES,
     DecodeKernels,

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from rlhf.config.model import DType
 from rlhf.config.training import Autocast
 from rlhf.data.pack import Group
-from rlhf.models.logprobs import GPU_TILE, KEPT_BYTES, TILE
+from rlhf.models.vocabulary_tiles import GPU_TILE, KEPT_BYTES, TILE
 from rlhf.scale.machine import Machine
 from rlhf.scale.shape import WIDTH, ModelShape
 
@@ -57,7 +57,7 @@ class Learned:
 
 def tile_bytes(scored_tokens: float, vocabulary: int, *, is_gpu: bool) -> float:
     """Logits, probabilities and gradients of the tile at work, and the probabilities that wait for the backward pass, in float32; see
-    ``rlhf.models.logprobs``."""
+    ``rlhf.models.vocabulary_tiles``."""
     width = WIDTH["float32"]
     return 3 * width * min(scored_tokens * vocabulary, GPU_TILE if is_gpu else TILE) + min(
         width * scored_tokens * vocabulary, KEPT_BYTES

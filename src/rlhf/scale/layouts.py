@@ -179,7 +179,10 @@ def layout_memory(
         stage: Its settings.
     """
     policy, tensor = models.trained[0], layout.tensor_size
-    how: dict[str, Any] = {"sharding": layout.sharding, "shard_size": layout.shard_size(cluster), "tensor_size": tensor}
+    how: dict[str, Any] = {
+        "sharding": layout.sharding, "shard_size": layout.shard_size(cluster), "tensor_size": tensor,
+        "vocab_parallel": stage.fsdp.vocab_parallel and not layout.by_deepspeed,
+    }  # fmt: skip
     held = [
         rank_bytes(model_bytes(shape, trained=True, copies=models.copies), offload=layout.offload, **how)
         for shape in models.trained

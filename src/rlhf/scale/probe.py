@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM
 from rlhf.config.training import Autocast, OfflineConfig
 from rlhf.data.pack import Group, PackedBatch, pack
 from rlhf.models.adapters import DTYPES, adapt
-from rlhf.models.logprobs import KEPT_BYTES
 from rlhf.models.paths import choose_path
 from rlhf.models.score import ScorePath, backbone_of, base_model, evaluating, hidden_at, score
+from rlhf.models.vocabulary_tiles import KEPT_BYTES
 from rlhf.scale.costs import Head, Learned
 from rlhf.scale.heap import peak_bytes, resident_growth, used_bytes
 from rlhf.scale.machine import Machine, processor_seconds
@@ -256,7 +256,7 @@ class Probe:
         return [small, large] if 1.5 * _mean_tokens(small) < _mean_tokens(large) else [large]
 
     def _bent_at(self, quick: float) -> float:
-        """Tokens of a batch whose half is no longer remembered from forward to backward (see ``rlhf.models.logprobs``): what more
+        """Tokens of a batch whose half is no longer remembered from forward to backward (see ``rlhf.models.vocabulary_tiles``): what more
         tokens cost shows only beyond. 0 where so many take too long.
         """
         if self.head != "logprobs":

@@ -61,7 +61,13 @@ class RankBytes:
 
 
 def rank_bytes(
-    model: ModelBytes, *, sharding: Sharding, shard_size: int, tensor_size: int = 1, offload: bool = False
+    model: ModelBytes,
+    *,
+    sharding: Sharding,
+    shard_size: int,
+    tensor_size: int = 1,
+    offload: bool = False,
+    vocab_parallel: bool = False,
 ) -> RankBytes:
     """What one rank holds of a model.
 
@@ -71,6 +77,7 @@ def rank_bytes(
         shard_size: Ranks that it is divided over.
         tensor_size: Ranks that compute each layer together.
         offload: Whether optimizer state and master weights are in the host's memory.
+        vocab_parallel: Whether embeddings and output projection compute in parts, and are not gathered.
     """
     of_weights = shard_size if sharding in SHARDED_WEIGHTS else 1
     of_gradients = shard_size if sharding in SHARDED_GRADIENTS else 1
@@ -78,7 +85,8 @@ def rank_bytes(
     gathered = 0.0
     if of_weights > 1:
         in_layers = model.weights * (1 - model.num_outside) * min(1.0, GATHERED_LAYERS / model.num_layers)
-        whole = (model.weights * model.num_outside + in_layers) / tensor_size
+        outside = 0.0 if vocab_parallel else model.weights * model.num_outside
+        whole = (outside + in_layers) / tensor_size
         gathered = whole * (1 - 1 / of_weights)
     master, optimizer = (part / tensor_size / of_optimizer for part in (model.master, model.optimizer))
     return RankBytes(

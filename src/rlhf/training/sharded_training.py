@@ -67,7 +67,7 @@ def in_shards(models: Sequence[nn.Module], ranks: Ranks, config: TrainConfig, *,
     networks = [network for model in models for network in networks_of(model)]
     fsdp = config.fsdp
     dtype = None if fsdp.param_dtype is None else getattr(torch, fsdp.param_dtype)
-    options = ShardOptions(fsdp.replicate, fsdp.cpu_offload, dtype)
+    options = ShardOptions(fsdp.replicate, fsdp.cpu_offload, dtype, fsdp.vocab_parallel)
     with cut_by(options):
         roots = [
             shard_model(network, options) for network in networks if isinstance(network, PreTrainedModel | PeftModel)

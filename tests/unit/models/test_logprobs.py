@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf.models import logprobs as module
-from rlhf.models.logprobs import LogitTransform, token_logprobs
+from rlhf.models import vocabulary_tiles as module
+from rlhf.models.logprobs import token_logprobs
+from rlhf.models.vocabulary_tiles import LogitTransform
 
 pytestmark = pytest.mark.numeric
 

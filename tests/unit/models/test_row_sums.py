@@ -11,8 +11,9 @@ import torch
 
 import rlhf.native.kernels.softmax_sums as module
 from rlhf.errors import TrainingError
-from rlhf.models import logprobs
-from rlhf.models.logprobs import LogitTransform, token_logprobs
+from rlhf.models import vocabulary_tiles
+from rlhf.models.logprobs import token_logprobs
+from rlhf.models.vocabulary_tiles import LogitTransform
 from rlhf.native import library
 from rlhf.native.compiled_mode import in_c
 from rlhf.native.kernels import row_sums
@@ -122,9 +123,9 @@ def taught(on: bool, dtype: torch.dtype, **asked):
 @pytest.mark.parametrize("asked", [{}, {"with_entropy": True}, {"with_mean": True, "with_collision": True}], ids=str)
 @pytest.mark.parametrize("tile", [23 * 301, 23 * 100, 23 * 7])
 def test_log_probabilities_are_those_by_torch(asked, dtype, tile, monkeypatch):
-    monkeypatch.setattr(logprobs, "TILE", tile)
+    monkeypatch.setattr(vocabulary_tiles, "TILE", tile)
     calls = []
-    monkeypatch.setattr(logprobs, "row_sums", lambda *x, **y: calls.append(1) or row_sums(*x, **y))
+    monkeypatch.setattr(vocabulary_tiles, "row_sums", lambda *x, **y: calls.append(1) or row_sums(*x, **y))
     ours, theirs = taught(True, dtype, **asked), taught(False, dtype, **asked)
     assert len(calls) >= math.ceil(23 * 301 / tile)
     for mine, other in zip(ours, theirs, strict=True):
@@ -135,10 +136,10 @@ def test_log_probabilities_are_those_by_torch(asked, dtype, tile, monkeypatch):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_probabilities_that_are_made_again_are_those_that_were_kept(dtype, monkeypatch):
-    monkeypatch.setattr(logprobs, "TILE", 23 * 100)
+    monkeypatch.setattr(vocabulary_tiles, "TILE", 23 * 100)
     results = []
     for kept in (0, 1 << 25):
-        monkeypatch.setattr(logprobs, "KEPT_BYTES", kept)
+        monkeypatch.setattr(vocabulary_tiles, "KEPT_BYTES", kept)
         results.append(taught(True, dtype))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -155,7 +156,7 @@ def test_what_a_way_back_does_hangs_on_its_way_there():
 
 @pytest.mark.parametrize("case", ["bias", "softcap", "float64"])
 def test_what_c_is_not_written_for_is_torchs(case, monkeypatch):
-    monkeypatch.setattr(logprobs, "row_sums", lambda *_, **__: pytest.fail("in C"))
+    monkeypatch.setattr(vocabulary_tiles, "row_sums", lambda *_, **__: pytest.fail("in C"))
     dtype = torch.float64 if case == "float64" else torch.float32
     hidden, weight = draw(5, 8).to(dtype), draw(30, 8, seed=1).to(dtype)
     bias = draw(30) if case == "bias" else None
@@ -191,7 +192,7 @@ def test_what_c_would_read_wrongly_is_refused():
 
 @pytest.mark.parametrize(("rows", "width"), [(23, 91136), (3000, 640), (1 << 20, 2)])
 def test_tiles_are_whole_blocks_wide_where_they_can_be(rows, width):
-    tiles = logprobs._Tiles(
+    tiles = vocabulary_tiles.VocabularyTiles(
         torch.empty(rows, 1),
         torch.empty(1 << 17, 1),
         None,
@@ -201,4 +202,4 @@ def test_tiles_are_whole_blocks_wide_where_they_can_be(rows, width):
         in_c=False,
     )
     assert tiles.width == min(1 << 17, width)
-    assert tiles.width * rows <= logprobs.TILE
+    assert tiles.width * rows <= vocabulary_tiles.TILE

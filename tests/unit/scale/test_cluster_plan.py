@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf.config.cluster import ClusterConfig
+from rlhf.config.fsdp import FSDPConfig
 from rlhf.config.model import ModelConfig
 from rlhf.config.recipe import RecipeConfig, load_recipe
 from rlhf.data.pack import Branch, Group
@@ -130,15 +131,17 @@ def test_between_nodes_every_accelerator_brings_its_own_adapter():
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def stage(**settings):
+def stage(*, vocab_parallel=False, **settings):
     return SimpleNamespace(
-        autocast="none", ema_decay=None, early_stopping=None, l2_coef=0, model=ModelConfig.of(llama()), **settings
-    )
+        autocast="none", ema_decay=None, early_stopping=None, l2_coef=0, model=ModelConfig.of(llama()),
+        fsdp=FSDPConfig(vocab_parallel=vocab_parallel), **settings,
+    )  # fmt: skip
 
 
-def memory_of(shape, layout, **models):
+def memory_of(shape, layout, *, vocab_parallel=False, **models):
     models = Models(trained=(shape,), copies=1, **{"reference": None, "rewards": (), **models})
-    return layout_memory(models, layout, cluster(), parts={"batch": 7.0}, tokens=100.0, scored_share=0.5, stage=stage())
+    settings = stage(vocab_parallel=vocab_parallel)
+    return layout_memory(models, layout, cluster(), parts={"batch": 7.0}, tokens=100.0, scored_share=0.5, stage=settings)
 
 
 def test_components_of_a_rank_by_hand():
@@ -158,6 +161,8 @@ def test_components_of_a_rank_by_hand():
     assert sharded["gathered weights"] == pytest.approx(
         (weights - in_layers + in_layers / 4) * 7 / 8
     )  # two of eight layers
+    in_parts, _ = memory_of(shape, Layout(num_gpus=8, sharding="full_shard"), vocab_parallel=True)
+    assert in_parts["gathered weights"] == pytest.approx(in_layers / 4 * 7 / 8)
     hybrid, _ = memory_of(shape, Layout(num_gpus=8, sharding="hybrid_shard"))
     assert hybrid["weights"] == weights / 4
     offloaded, host = memory_of(shape, Layout(num_gpus=8, sharding="zero-1", offload=True))

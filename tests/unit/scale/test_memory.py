@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlhf.allocator import KERNELS, PRIMITIVES
-from rlhf.models.logprobs import GPU_TILE, KEPT_BYTES, TILE
+from rlhf.models.vocabulary_tiles import GPU_TILE, KEPT_BYTES, TILE
 from rlhf.scale.costs import Learned, tile_bytes
 from rlhf.scale.memory import PRODUCTS_OF_MAP, frozen_bytes, kernel_bytes
 from tests.unit.scale.test_probe import shape

@@ -147,6 +147,11 @@ def test_each_stage_of_zero_divides_more(sharding, weights, gradients, rest):
     assert held.gathered == (24 if weights == 20 else 0)
 
 
+def test_a_vocabulary_in_parts_is_never_whole():
+    held = rank_bytes(MODEL, sharding="full_shard", shard_size=4, vocab_parallel=True)
+    assert held.gathered == 9  # two of ten layers (12), of which a quarter is here already
+
+
 def test_tensor_parallel_divides_all_and_offloading_moves_the_optimizer_to_the_host():
     held = rank_bytes(MODEL, sharding="zero-1", shard_size=2, tensor_size=2, offload=True)
     assert (held.weights, held.gradients, held.master, held.optimizer, held.host) == (40, 40, 0, 0, 120)

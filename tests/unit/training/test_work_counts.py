@@ -187,7 +187,9 @@ def peak_of_a_run(kind: str, batch_size: int) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_memory_grows_by_a_fraction_of_what_logits_would(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rlhf.models.logprobs.KEPT_BYTES", 1 << 16)  # a constant that both runs fill, as real ones do
+    monkeypatch.setattr(
+        "rlhf.models.vocabulary_tiles.KEPT_BYTES", 1 << 16
+    )  # a constant that both runs fill, as real ones do
     small, _, logits = peak_of_a_run(kind, 8 if kind == "sft" else 4)
     large, largest, more_logits = peak_of_a_run(kind, 24 if kind == "sft" else 12)
     assert (large - small) / (more_logits - logits) < 0.10
