@@ -404,7 +404,6 @@ def test_the_recipes_of_large_models_are_planned_without_their_files(name, where
     assert ppo.num_trainable < ppo.num_parameters / 100
     assert (ppo.pipelines[0].result.kind, ppo.pipelines[0].num_sampling) == ("synchronous", 0)
     assert any("its files were not read" in sentence for sentence in ppo.assumed)
-    assert {one.result.max_staleness for one in ppo.pipelines} == {0, 1, 4}
     document = json.loads(json.dumps(plan.as_dict()))
     assert document["stages"][2]["cheapest"]["memory_bytes"] == pytest.approx(sum(ppo.cheapest.memory.values()))
 
