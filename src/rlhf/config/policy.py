@@ -51,10 +51,11 @@ class SamplingConfig(BaseConfig):
 
 
 class AsyncRolloutsConfig(BaseConfig):
-    """Sampling in a process of its own, while the policy learns from the rollout before."""
+    """Sampling in a process of its own, while the policy learns from rollouts before."""
 
-    max_staleness: Literal[1] = 1
-    """Versions of the weights between sampling and learning; 1 is the one that there is."""
+    max_staleness: int = Field(1, ge=0)
+    """Versions of the weights between sampling and learning, and so many rollouts are sampled ahead; a version is what one rollout
+    taught. 0 samples in turn, as without this section, with the same results."""
 
 
 class ImportanceConfig(BaseConfig):
@@ -132,7 +133,7 @@ class RLConfig(TrainConfig):
     gate_temperatures: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)
     """For `sapo`: how fast a token fades as its ratio leaves 1, where its advantage is above 0 and elsewhere."""
     async_rollouts: AsyncRolloutsConfig | None = None
-    """Sample the next rollout while this one is learned from, with the weights from before that, in a process of its own
+    """Sample the next rollouts while this one is learned from, with the weights from before that, in a process of its own
     (Noukhovitch et al. 2024, arXiv:2410.18252). Results differ from those without it, and are as repeatable. Null for none."""
     importance: ImportanceConfig | None = None
     """Correct for differences between sampler and trainer; null where the sampler is this process's own. With `async_rollouts`, and with
@@ -179,6 +180,11 @@ class RLConfig(TrainConfig):
         return self.policy_losses[self.policy_loss]
 
     @property
+    def max_staleness(self) -> int:
+        """Rollouts that are sampled ahead of the one that is learned from; 0 where sampling and learning take turns."""
+        return 0 if self.async_rollouts is None else self.async_rollouts.max_staleness
+
+    @property
     def steps_per_rollout(self) -> int:
         """Optimizer steps that learn from one rollout. In the first of them every ratio is 1."""
         groups_per_step = self.minibatch_size // self.group_size
@@ -189,7 +195,7 @@ class RLConfig(TrainConfig):
     def _other_weights_are_corrected(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping) or not cls.takes_importance:
             return tree
-        if tree.get("async_rollouts") is not None or is_lowered(tree.get("engine")):
+        if _samples_ahead(tree.get("async_rollouts")) or is_lowered(tree.get("engine")):
             return {"importance": ImportanceConfig(), **tree}
         return tree
 
@@ -212,7 +218,7 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _older_weights_are_no_surprise(self) -> Self:
-        if self.async_rollouts is None:
+        if self.max_staleness == 0:
             return self
         if self.takes_importance and self.importance is None:
             raise ValueError(
@@ -264,7 +270,7 @@ class RLConfig(TrainConfig):
     def _engine_can_sample_so(self) -> Self:
         if complaint := self.engine.complaint(self.sampling):
             raise ValueError(complaint)
-        if self.async_rollouts is not None and not isinstance(self.engine, LocalEngineConfig):
+        if self.max_staleness > 0 and not isinstance(self.engine, LocalEngineConfig):
             raise ValueError(
                 f"async_rollouts samples in a process of its own, and so does engine `{self.engine.kind}`; leave one of the two out"
             )
@@ -282,6 +288,13 @@ class RLConfig(TrainConfig):
         if self.overlong is not None and (buffer := self.overlong.buffer_before(limit)) > limit:
             raise ValueError(f"overlong.buffer_tokens ({buffer}) must be at most sampling.max_new_tokens ({limit})")
         return self
+
+
+def _samples_ahead(section: Any) -> bool:
+    """Whether ``async_rollouts`` as written asks for completions of older weights; what is wrong with it is said elsewhere."""
+    if isinstance(section, Mapping):
+        return section.get("max_staleness", 1) != 0
+    return isinstance(section, AsyncRolloutsConfig) and section.max_staleness > 0
 
 
 class PPOConfig(RLConfig):

@@ -15,7 +15,7 @@ def refused_settings(config: TrainConfig) -> list[str]:
         "compiled": config.compiled,
         "lm_coef": getattr(config, "lm_coef", 0),  # the language head is outside the model that lies in shards
         "autocast: float16": config.autocast == "float16",
-        "async_rollouts": getattr(config, "async_rollouts", None),
+        "async_rollouts": getattr(config, "max_staleness", 0) > 0,
         "an environment with an engine outside of the trainer": getattr(config, "environment", None)
         and not getattr(getattr(config, "engine", None), "in_this_process", True),
         "model.compile": getattr(model, "compile", False),

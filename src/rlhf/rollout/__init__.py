@@ -24,7 +24,7 @@
     paged      keys and values in blocks, for sequences that come and go
     snapshot   a copy of the policy that samples with the weights it was given
     sampler_process  the same in a process of its own, while this one trains
-    buffer     StalenessBuffer: completions waiting to be learned from, no older than they may be
+    buffer     StalenessBuffer: rollouts waiting to be learned from, no older than they may be
 
     vllm           the engine over vLLM
     vllm_session   its process over a whole run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlhf.errors import CheckpointError, ConfigError, TrainingError
@@ -30,8 +30,65 @@ class RolloutGroup:
         return min(completion.weight_version for completion in self.completions)
 
 
+@dataclass(slots=True, kw_only=True)
+class WaitingRollout:
+    """One that was begun and not learned from."""
+
+    rollout_index: int
+    version: int
+    """Of the weights that sample it."""
+    prompt_ids: list[str]
+    fingerprint: str | None = None
+    """Of those weights, where it is compared."""
+    groups: list[RolloutGroup] | None = None
+    """One for each prompt; None while they are sampled."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What the sampler reported with it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers: ``torch.load(weights_only=True)`` takes them. Only of one that is complete."""
+        assert self.groups is not None, f"rollout {self.rollout_index} is still sampled"
+        return {
+            "rollout_index": self.rollout_index,
+            "version": self.version,
+            "figures": dict(self.figures),
+            "groups": [
+                {
+                    "prompt_id": group.prompt_id,
+                    # not asdict, which copies every list of tokens
+                    "completions": [
+                        {key: getattr(completion, key) for key in KEYS} for completion in group.completions
+                    ],
+                }
+                for group in self.groups
+            ],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> WaitingRollout:
+        """What ``state_dict`` was taken of.
+
+        Raises:
+            CheckpointError: It is not a state of one.
+        """
+        try:
+            groups = [
+                RolloutGroup(saved["prompt_id"], [Completion(**c) for c in saved["completions"]])
+                for saved in state["groups"]
+            ]
+            return cls(
+                rollout_index=state["rollout_index"], version=state["version"], figures=dict(state["figures"]),
+                prompt_ids=[group.prompt_id for group in groups], groups=groups,
+            )  # fmt: skip
+        except (KeyError, TypeError, AssertionError) as err:
+            raise CheckpointError(
+                f"The checkpoint's pending rollouts can't be read ({type(err).__name__}: {err}); go on with the version of this package "
+                "that wrote it, or from the beginning."
+            ) from err
+
+
 class StalenessBuffer:
-    """First in, first out; it gives out nothing that is older than it may be."""
+    """Rollouts, first in first out; it gives out nothing that is older than it may be."""
 
     def __init__(self, *, max_staleness: int) -> None:
         """An empty buffer.
@@ -42,68 +99,52 @@ class StalenessBuffer:
         if max_staleness < 0:
             raise ConfigError(f"max_staleness is {max_staleness}; wanted 0 or more.")
         self.max_staleness = max_staleness
-        self._groups: deque[RolloutGroup] = deque()
+        self._rollouts: deque[WaitingRollout] = deque()
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._rollouts)
 
-    def __iter__(self) -> Iterator[RolloutGroup]:
-        return iter(self._groups)
+    def __iter__(self) -> Iterator[WaitingRollout]:
+        return iter(self._rollouts)
 
-    def add(self, groups: Sequence[RolloutGroup]) -> None:
-        """Put groups at the end."""
-        self._groups.extend(groups)
+    def add(self, rollout: WaitingRollout) -> None:
+        """Put one at the end."""
+        self._rollouts.append(rollout)
 
-    def take(self, prompt_ids: Sequence[str], *, weight_version: int) -> list[list[Completion]]:
-        """Remove and return the oldest groups' completions.
+    def take(self, rollout_index: int, prompt_ids: Sequence[str]) -> WaitingRollout:
+        """Remove and return the oldest one, which must be complete.
 
         Args:
-            prompt_ids: Whose they must be, in order.
-            weight_version: Of the trainer that will learn from them.
+            rollout_index: Which one it must be; the trainer that will learn from it is at the version of the same number.
+            prompt_ids: Whose completions it must have, in order.
 
         Raises:
-            TrainingError: They are of other prompts, there are too few, or one is too old.
+            TrainingError: It is another one, of other prompts, or too old.
         """
-        groups = [self._groups.popleft() for _ in range(min(len(prompt_ids), len(self._groups)))]
-        if [group.prompt_id for group in groups] != list(prompt_ids):
+        first = next(iter(self._rollouts), None)
+        if first is None or first.rollout_index != rollout_index or first.prompt_ids != list(prompt_ids):
+            pending = "no rollout" if first is None else f"rollout {first.rollout_index} of {first.prompt_ids[:1]} ..."
             raise TrainingError(
-                f"The pending completions are for other prompts ({len(groups)}, the first "
-                f"{groups[0].prompt_id if groups else 'missing'!r}) than those of the rollout ({len(prompt_ids)}, the first "
-                f"{prompt_ids[0]!r}). Was the data changed since the checkpoint?"
+                f"The pending completions are of {pending}, and wanted is rollout {rollout_index} of {list(prompt_ids)[:1]} ... "
+                f"({len(prompt_ids)} prompts). Was the data changed since the checkpoint?"
             )
-        oldest = min((group.weight_version for group in groups), default=weight_version)
-        if weight_version - oldest > self.max_staleness:
+        assert first.groups is not None, f"rollout {rollout_index} is still sampled"
+        oldest = min((group.weight_version for group in first.groups), default=rollout_index)
+        if rollout_index - oldest > self.max_staleness:
             raise TrainingError(
-                f"The pending completions are from weights of version {oldest}, the trainer is at version {weight_version}, and they "
+                f"The pending completions are from weights of version {oldest}, the trainer is at version {rollout_index}, and they "
                 f"may be at most {self.max_staleness} behind."
             )
-        return [group.completions for group in groups]
+        return self._rollouts.popleft()
 
     def clear(self) -> None:
-        """Forget all groups."""
-        self._groups.clear()
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Plain lists and numbers: ``torch.load(weights_only=True)`` takes them."""
-        return [
-            {
-                "prompt_id": group.prompt_id,
-                # not asdict, which copies every list of tokens
-                "completions": [{key: getattr(completion, key) for key in KEYS} for completion in group.completions],
-            }
-            for group in self._groups
-        ]
+        """Forget all of them."""
+        self._rollouts.clear()
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Hold what ``state_dict`` gave.
+        """Hold what the rollouts' ``state_dict`` gave.
 
         Raises:
-            CheckpointError: The state is not one of a buffer.
+            CheckpointError: The state is not one of rollouts.
         """
-        try:
-            groups = [
-                RolloutGroup(saved["prompt_id"], [Completion(**c) for c in saved["completions"]]) for saved in state
-            ]
-        except (KeyError, TypeError, AssertionError) as err:
-            raise CheckpointError(f"This is not the state of a rollout buffer: {type(err).__name__}: {err}.") from err
-        self._groups = deque(groups)
+        self._rollouts = deque(WaitingRollout.from_state(saved) for saved in state)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from rlhf.distributed.actor_pool import ActorPool, Preparation
 from rlhf.errors import ConfigError, TrainingError
 from rlhf.models.score import base_model
 from rlhf.rollout.engine_worker import AboutEngine, Held, SampledUnit
-from rlhf.rollout.pool_sampler import TICK_SECONDS, PoolSampler
+from rlhf.rollout.pool_sampler import PoolSampler, Turns
 from rlhf.rollout.requests import check_prompts, check_request, rows_to_check
 from rlhf.rollout.snapshot import Request
 from rlhf.rollout.types import Completion, EngineHealth, PromptLike
@@ -76,10 +75,14 @@ class PooledEngine:
         self._version = 0
         self._paused = False
         self._exact = False
-        self.under_way: Future[Any] | None = None
-        """A rollout that is sampled beside training: others wait for its end."""
+        self.turns = Turns()
+        """Of requests now and of rollouts that are sampled ahead."""
+        self._rollouts_ahead = 1
+        self._loaded: SentWeights | None = None
+        """Those that ``generate`` samples with."""
         self._sender: WeightSender | None = None
         self._pool: ActorPool | None = None
+        self._about: AboutEngine | None = None
         self._lengths = ExpectedLengths()
 
     @property
@@ -101,14 +104,12 @@ class PooledEngine:
     @property
     def exact(self) -> bool:
         """As the engines have it."""
-        about: AboutEngine = self._opened().about()
-        return about.exact
+        return self._says().exact
 
     @property
     def context_length(self) -> int | None:
         """As the engines have it."""
-        about: AboutEngine = self._opened().about()
-        return about.context_length
+        return self._says().context_length
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
@@ -120,20 +121,20 @@ class PooledEngine:
             self._exact = False
 
     def load_weights(self, version: int) -> None:
-        """Put the policy's weights as they are now where the engines take them before their next prompt.
+        """Put the policy's weights as they are now where the engines take them before the next prompt; raises as ``send_weights``."""
+        self._loaded = self.send_weights(version)
+        self._version = version
+
+    def send_weights(self, version: int) -> SentWeights:
+        """Put the policy's weights as they are now where the engines can take them.
 
         Raises:
             ModelError: The policy can't be copied into another process.
             ConfigError, StorageError: There is no place for its weights.
         """
-        self._settle()
-        pool = self._opened()
+        self._opened()
         assert self._sender is not None, "open"
-        sent = self._sender.send(self.policy, version)
-        self._version = version
-        pool.preparation = Preparation(
-            (sent.version, sent.checksum), "take", (sent.version, sent.checksum, sent.argument), _check_of(sent)
-        )
+        return self._sender.send(self.policy, version)
 
     def pause(self) -> None:
         """Refuse requests until ``resume``; the engines keep their memory."""
@@ -153,35 +154,36 @@ class PooledEngine:
 
     def fingerprint(self) -> str:
         """That of every engine; where one has another than the policy's, its own."""
-        self._settle()
-        own = self.policy.fingerprint()
-        return next((theirs for theirs in self.fingerprints() if theirs != own), own)
+        own, loaded = self.policy.fingerprint(), self._newest()
+        with self.turns.now():
+            return next((theirs for theirs in self.fingerprints_of(loaded) if theirs != own), own)
 
-    def fingerprints(self) -> list[str]:
-        """Of each engine."""
-        return self._ready().each("fingerprint")
+    def fingerprints_of(self, sent: SentWeights) -> list[str]:
+        """Of each engine, once it has these weights; in a turn."""
+        return self._holding(sent).each("fingerprint")
 
-    def sampler_beside(self) -> PoolSampler:
-        """What samples the next rollout while the policy learns."""
+    def sampler_ahead(self, *, rollouts_ahead: int) -> PoolSampler:
+        """What samples so many rollouts ahead while the policy learns."""
+        self._rollouts_ahead = rollouts_ahead
         return PoolSampler(self)
 
     def abandon(self) -> None:
         """What is under way is not wanted any more."""
         if self._pool is not None:
             self._pool.abandon()
-        self._settle()
 
     def restart(self) -> None:
         """End the engines; the next request starts them with the newest weights."""
-        if self._pool is not None:
-            self._pool.close()
+        with self.turns.now():
+            if self._pool is not None:
+                self._pool.close()
 
     def close(self) -> None:
         """End the engines and forget what was sent to them; another request starts them again."""
         self.restart()
         if self._sender is not None:
             self._sender.close()
-        self._pool = self._sender = None
+        self._pool = self._sender = self._loaded = None
 
     def generate(
         self,
@@ -204,32 +206,50 @@ class PooledEngine:
             raise ConfigError(f"{complaint}.")
         if not prompts:
             return []
-        self._settle()
-        return self.sample_now(
-            Request(prompts=prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index)
+        request = Request(
+            prompts=prompts, num_samples=num_samples, sampling=sampling, seed=seed, rollout_index=rollout_index
         )
+        self.check(request)
+        loaded = self._newest()
+        with self.turns.now():
+            groups, self.figures = self.sample(request, loaded, exact=self._exact)
+        return groups
 
-    def sample_now(self, request: Request) -> list[list[Completion]]:
-        """What ``generate`` gives, whatever else is under way; raises as it does."""
-        prompts, sampling = request.prompts, request.sampling
-        check_prompts(prompts, base_model(self.policy.model), sampling)
+    def check(self, request: Request) -> None:
+        """Refuse prompts that engines can't sample; raises as ``generate`` does."""
+        check_prompts(request.prompts, base_model(self.policy.model), request.sampling)
         if self.policy.path is None:  # all engines take the same one
-            self.policy.choose_path(rows_to_check(prompts))
-        pool = self._ready()
+            self.policy.choose_path(rows_to_check(request.prompts))
+
+    def sample(
+        self, request: Request, sent: SentWeights, *, exact: bool
+    ) -> tuple[list[list[Completion]], dict[str, float]]:
+        """Completions by these weights, and what the engines reported, as means over the units; in a turn.
+
+        Args:
+            request: What ``check`` has seen.
+            sent: Weights of ``send_weights``.
+            exact: Sample with the policy's own weights, also where the engines have a copy of lower precision.
+
+        Raises:
+            TrainingError: Engines were lost too often; one does not have the weights that it was given.
+        """
+        prompts, pool = request.prompts, self._holding(sent)
         units = self._units(prompts)
-        held = self._wanted()
         requests = [
             Request(
-                prompts=[prompts[place] for place in places], num_samples=request.num_samples, sampling=sampling,
+                prompts=[prompts[place] for place in places], num_samples=request.num_samples, sampling=request.sampling,
                 seed=request.seed, rollout_index=request.rollout_index,
             ).slim()
             for places in units
         ]  # fmt: skip
         costs = [self._lengths.cost(unit) for unit in requests]
         sampled: list[SampledUnit] = pool.run(
-            "sample", [(held.version, held.checksum, unit, self._exact) for unit in requests], costs=costs
+            "sample", [(sent.version, sent.checksum, unit, exact) for unit in requests], costs=costs
         )
-        return self._in_order(units, sampled, held, count=len(prompts))
+        names = sorted({name for unit in sampled for name in unit.figures})
+        figures = {name: sum(unit.figures.get(name, 0.0) for unit in sampled) / len(sampled) for name in names}
+        return self._in_order(units, sampled, Held(sent.version, sent.checksum), count=len(prompts)), figures
 
     def _in_order(
         self, units: Sequence[Sequence[int]], sampled: Sequence[SampledUnit], held: Held, *, count: int
@@ -238,14 +258,12 @@ class PooledEngine:
         for places, unit in zip(units, sampled, strict=True):
             if unit.held != held:
                 raise TrainingError(
-                    f"An engine sampled with the weights of version {unit.held.version} ({unit.held.checksum[:12]}...), and the trainer is "
-                    f"at {held.version} ({held.checksum[:12]}...): stale weights."
+                    f"An engine sampled with the weights of version {unit.held.version} ({unit.held.checksum[:12]}...), and was given "
+                    f"version {held.version} ({held.checksum[:12]}...): stale weights."
                 )
             for place, group in zip(places, unit.groups, strict=True):
                 groups[place] = group
                 self._lengths.record(group)
-        names = sorted({name for unit in sampled for name in unit.figures})
-        self.figures = {name: sum(unit.figures.get(name, 0.0) for unit in sampled) / len(sampled) for name in names}
         return groups
 
     def _units(self, prompts: Sequence[PromptLike]) -> list[list[int]]:
@@ -266,27 +284,34 @@ class PooledEngine:
             for first in range(0, len(together), size)
         ]
 
-    def _settle(self) -> None:
-        """Wait for sampling that runs beside training; its caller gets the result or the error."""
-        while self.under_way is not None and not self.under_way.done():
-            wait([self.under_way], timeout=TICK_SECONDS)
-        self.under_way = None
-
-    def _wanted(self) -> Held:
-        assert self._sender is not None, "weights are sent before anything is asked"
-        assert self._sender.newest is not None, "weights are sent before anything is asked"
-        return Held(self._sender.newest.version, self._sender.newest.checksum)
-
-    def _ready(self) -> ActorPool:
-        """The pool, with weights: before any were loaded, the policy is used as it is."""
-        pool = self._opened()
-        if pool.preparation is None:
+    def _newest(self) -> SentWeights:
+        """The weights that were loaded last; before any were, the policy is used as it is."""
+        if self._loaded is None:
             self.load_weights(self._version)
+        assert self._loaded is not None
+        return self._loaded
+
+    def _holding(self, sent: SentWeights) -> ActorPool:
+        """The pool, whose engines take these weights before they do anything else."""
+        pool = self._opened()
+        given = Held(sent.version, sent.checksum)
+        pool.preparation = Preparation(given, "take", (sent.version, sent.checksum, sent.argument), _check_of(given))
         return pool
+
+    def _says(self) -> AboutEngine:
+        if self._about is None:
+            with self.turns.now():
+                self._about = self._opened().about()
+        return self._about
 
     def _opened(self) -> ActorPool:
         if self._pool is None:
-            self._sender = WeightSender(self.cluster, self.settings, notify=lambda text: self._notify(text))
+            self._sender = WeightSender(
+                self.cluster,
+                self.settings,
+                notify=lambda text: self._notify(text),
+                versions_held=lambda: self._rollouts_ahead + 1,
+            )
             device = "cuda" if self.settings.gpus and self.config.in_this_process else "cpu"
             arguments = (
                 self._sender.send_policy(self.policy),
@@ -321,14 +346,14 @@ class ExpectedLengths:
         self._of_all = mean if self._of_all is None else 0.9 * self._of_all + 0.1 * mean
 
 
-def _check_of(sent: SentWeights) -> Callable[[Any], str | None]:
+def _check_of(given: Held) -> Callable[[Any], str | None]:
     """What is wrong with an engine's acknowledgment."""
 
     def check(held: Held) -> str | None:
-        if held == Held(sent.version, sent.checksum):
+        if held == given:
             return None
         return (
-            f"was given the weights of version {sent.version} ({sent.checksum[:12]}...) and acknowledged version {held.version} "
+            f"was given the weights of version {given.version} ({given.checksum[:12]}...) and acknowledged version {held.version} "
             f"({held.checksum[:12]}...)"
         )
 

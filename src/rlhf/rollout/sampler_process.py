@@ -1,4 +1,4 @@
-"""A sampler in a separate process: the next rollout is sampled there while this process trains on the last one.
+"""A sampler in a separate process: the next rollouts are sampled there while this process trains on the last one.
 
 A process and not a thread: sampling is many small operations, each of which holds Python's lock for a while, so that two threads
 mostly wait for each other; and process-wide things (random generators, the cache of autocast, a signal) stay apart by themselves.
@@ -31,10 +31,10 @@ GOES_ON = "Start the same command again: it goes on from the newest checkpoint."
 
 
 class Sampler(Protocol):
-    """Samples one rollout at a time with the policy's weights as they were at the start of sampling."""
+    """Samples rollouts in the order in which they are begun, each with the policy's weights as they were then."""
 
     def begin(self, version: int, request: Request, *, wants_fingerprint: bool) -> None:
-        """Take the weights as they are now and start; returns as soon as the policy may learn on.
+        """Take the weights as they are now and start, or start behind what was begun before; returns as soon as the policy may learn on.
 
         Args:
             version: What the weights are called.
@@ -44,7 +44,7 @@ class Sampler(Protocol):
         ...
 
     def finish(self) -> Sampled:
-        """Wait for what was begun last."""
+        """Wait for the oldest rollout that was begun and not finished."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class SamplerProcess:
         self._end: weakref.finalize[..., SamplerProcess] | None = None
 
     def begin(self, version: int, request: Request, *, wants_fingerprint: bool) -> None:
-        """Take the weights as they are now and start; returns as soon as the policy may learn on.
+        """Take the weights as they are now and start, or start behind what was begun before; returns as soon as the policy may learn on.
 
         Raises:
             ModelError: The policy can't be copied into another process.
@@ -95,7 +95,7 @@ class SamplerProcess:
             raise self._death() from err
 
     def finish(self) -> Sampled:
-        """Wait for what was begun last.
+        """Wait for the oldest rollout that was begun and not finished.
 
         Raises:
             TrainingError: The process died.

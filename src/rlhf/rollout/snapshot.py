@@ -4,7 +4,8 @@
 request, and on its number of threads: not on timing, nor on what the trainer does meanwhile.
 
 Messages over the pipe, pickled: first ``sys.path``, then ``Start``; then for each rollout a ``Job``, followed by the bytes of
-every weight that training changes, and back ``Sampled`` or ``Refusal``.
+every weight that training changes, and back ``Sampled`` or ``Refusal``. Jobs that come while one is sampled wait here, with their
+weights, and answers wait until they are read, so that neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Literal
 
 import torch
@@ -183,12 +185,69 @@ def main(descriptor: int, parent: int) -> None:
         start: Start = pipe.recv()
         torch.set_num_threads(start.threads)
         sampler = SnapshotSampler(start)
+        jobs, answers = _Jobs(pipe, num_weights=len(start.changing)), _Answers(pipe)
         while True:
-            job: Job = pipe.recv()
-            sampler.load(pipe.recv_bytes_into)
-            pipe.send(_answer(sampler, job))
+            job = jobs.next()
+            sampler.load(jobs.read_weight)
+            answers.send(_answer(sampler, job))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
+
+
+class _Jobs:
+    """What comes through the pipe, taken out of it by a thread at once: the trainer does not wait while a rollout is sampled."""
+
+    def __init__(self, pipe: Connection, *, num_weights: int) -> None:
+        self._pipe = pipe
+        self._num_weights = num_weights
+        self._received: SimpleQueue[Job | bytes | None] = SimpleQueue()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def next(self) -> Job:
+        """The oldest one, whose weights come next; EOFError where the other side has gone."""
+        job = self._received.get()
+        if job is None:
+            raise EOFError
+        assert isinstance(job, Job)
+        return job
+
+    def read_weight(self, buffer: memoryview) -> None:
+        """Fill a buffer with the next weight of the job."""
+        weight = self._received.get()
+        if weight is None:
+            raise EOFError
+        assert isinstance(weight, bytes)
+        buffer[:] = weight
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._received.put(self._pipe.recv())
+                for _ in range(self._num_weights):
+                    self._received.put(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        finally:
+            self._received.put(None)
+
+
+class _Answers:
+    """Sent by a thread, which waits where the other side does not read yet: sampling goes on."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._waiting: SimpleQueue[Sampled | Refusal] = SimpleQueue()
+        self.send = self._waiting.put
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def _send(self) -> None:
+        try:
+            while True:
+                self._pipe.send(self._waiting.get())
+        except OSError:
+            return  # the other side has gone, which the thread that reads notices, too
+        finally:
+            self._pipe.close()  # so that the other side does not wait, whatever went wrong here
 
 
 def _answer(sampler: SnapshotSampler, job: Job) -> Sampled | Refusal:

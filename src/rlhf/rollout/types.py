@@ -113,8 +113,8 @@ class RolloutEngine(Protocol):
     An engine may have more, which ``rlhf.rollout.engines`` and the trainers look for: ``exact`` (whether its log-probabilities are the
     trainer's up to the order of additions), ``exactly()`` (a context in which they are), ``figures`` (metrics of the newest rollout),
     ``keeping()`` (a context in which beginnings that prompts of one ``tree`` share are read once over all calls; it gives ``KeptTrees``),
-    ``notify`` (called with messages of another process), ``restart()`` (of that process), ``sampler_beside()``
-    (what samples one rollout ahead, see ``rlhf.rollout.sampler_process.Sampler``), and ``reopens = True`` with ``close()``: it is
+    ``notify`` (called with messages of another process), ``restart()`` (of that process), ``sampler_ahead()``
+    (what samples rollouts ahead, see ``rlhf.rollout.sampler_process.Sampler``), and ``reopens = True`` with ``close()``: it is
     closed when a run needs it no more, and the next request starts it again.
     """
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,21 @@ from rlhf.models.policy import PolicyModel
 from rlhf.rollout.snapshot import weight_bytes
 
 FILES_KEPT = 2
-"""Newest weights in the folder: an engine may still read the ones before."""
-STORE_SHARE = 0.4
-"""Of the object store that one version may take: the next one is put there while engines may still read the last."""
+"""Newest weights whose files stay in the folder in any case: an engine may still read the ones before."""
+STORE_SHARE = 0.8
+"""Of the object store that all versions may take which are wanted at the same time."""
+
+
+class SentFile:
+    """A file of weights, removed when it is not wanted any more: nothing refers to this object.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.remove = weakref.finalize(self, path.unlink, missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +51,13 @@ class SentWeights:
     version: int
     checksum: str
     """Of the parameters that training changes."""
-    argument: Any
-    """What an engine is given for them: a reference into the object store, or a path."""
+    kept: Any
+    """The file, or a reference into the object store: what the weights are in stays there as long as this."""
+
+    @property
+    def argument(self) -> Any:
+        """What an engine is given for them: a reference into the object store, or a path."""
+        return str(self.kept.path) if isinstance(self.kept, SentFile) else self.kept
 
 
 class WeightSender:
@@ -49,16 +67,28 @@ class WeightSender:
         cluster: Of the engines.
         settings: By which way, and where.
         notify: Called with a message where the object store is too small and a file is taken in its place.
+        versions_held: How many versions may be wanted at the same time: those of rollouts that wait to be sampled, and the newest.
     """
 
-    def __init__(self, cluster: Cluster, settings: EnginePoolConfig, *, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: EnginePoolConfig,
+        *,
+        notify: Callable[[str], None],
+        versions_held: Callable[[], int],
+    ) -> None:
         self.cluster = cluster
         self.settings = settings
         self.notify = notify
+        self.versions_held = versions_held
         self.newest: SentWeights | None = None
         self._folder: Path | None = None
         self._count = 0
-        self._files: list[Path] = []
+        self._files: weakref.WeakSet[SentFile] = weakref.WeakSet()
+        self._policy_file: SentFile | None = None
+        """An engine that is started again needs it."""
+        self._recent: deque[SentFile] = deque(maxlen=FILES_KEPT)
         self._too_small = False
 
     def send_policy(self, policy: PolicyModel) -> Any:
@@ -71,9 +101,10 @@ class WeightSender:
         size = sum(parameter.nbytes for parameter in policy.parameters())
         try:
             if self._by_folder(size):
-                path = self._new_file(size, "policy.pt")
+                path = self._new_path(size, "policy.pt")
                 with storage_errors(path):
                     torch.save(policy, path)
+                self._policy_file = self._owned(path)
                 return str(path)
             buffer = io.BytesIO()
             torch.save(policy, buffer)
@@ -91,15 +122,15 @@ class WeightSender:
         if self.newest is None or self.newest.checksum != checksum:
             self.newest = SentWeights(version, checksum, self._put(changing))
         elif self.newest.version != version:
-            self.newest = SentWeights(version, checksum, self.newest.argument)
+            self.newest = SentWeights(version, checksum, self.newest.kept)
         return self.newest
 
     def close(self) -> None:
-        """Forget what was sent."""
-        self.newest = None
-        for path in self._files:
-            path.unlink(missing_ok=True)
-        self._files = []
+        """Forget what was sent, and remove its files."""
+        self.newest = self._policy_file = None
+        self._recent.clear()
+        for file in list(self._files):
+            file.remove()
 
     def _put(self, changing: Mapping[str, torch.Tensor]) -> Any:
         size = sum(parameter.nbytes for parameter in changing.values())
@@ -108,26 +139,24 @@ class WeightSender:
                 {name: np.frombuffer(weight_bytes(value), dtype=np.uint8) for name, value in changing.items()}
             )
         self._count += 1
-        path = self._new_file(size, f"weights-{self._count}.safetensors")
+        path = self._new_path(size, f"weights-{self._count}.safetensors")
         aside = path.with_suffix(".tmp")
         with storage_errors(path):
             save_file({name: value.detach().cpu().contiguous() for name, value in changing.items()}, aside)
             os.replace(aside, path)
-        for old in self._files[:-FILES_KEPT]:
-            old.unlink(missing_ok=True)
-        self._files = self._files[-FILES_KEPT:]
-        return str(path)
+        self._recent.append(self._owned(path))
+        return self._recent[-1]
 
     def _by_folder(self, size: int) -> bool:
         """Whether a file is written: because it was asked for, or the object store is too small."""
         if self.settings.weights == "folder":
             return True
-        room = self.cluster.object_store_bytes
-        if size <= STORE_SHARE * room:
+        room, share = self.cluster.object_store_bytes, STORE_SHARE / self.versions_held()
+        if size <= share * room:
             return False
         too_small = (
             f"The weights take {bytes_text(size)}, and Ray's object store has {bytes_text(room)} on its smallest node, of which "
-            f"{percentage(STORE_SHARE, 0)} may be taken by one version"
+            f"{percentage(share, 0)} may be taken by one version"
         )
         if self.settings.folder is None and self.cluster.num_nodes > 1:
             raise ConfigError(
@@ -139,11 +168,15 @@ class WeightSender:
             self.notify(f"{too_small}; they go through files in {self._place()}.")
         return True
 
-    def _new_file(self, size: int, name: str) -> Path:
+    def _owned(self, path: Path) -> SentFile:
+        file = SentFile(path)
+        self._files.add(file)
+        return file
+
+    def _new_path(self, size: int, name: str) -> Path:
         folder = self._place()
         make_folder(folder)
         check_space(folder, size, purpose="Weights for the engines", advice="Name another launch.pools.engines.folder.")
-        self._files.append(folder / name)
         return folder / name
 
     def _place(self) -> Path:

@@ -19,6 +19,7 @@ from rlhf.scale.shape import WIDTH, ModelShape
 from rlhf.seeds import derive_seed
 
 PIPELINES: tuple[tuple[Kind, int], ...] = (("one-step-off", 1), ("asynchronous", 1), ("asynchronous", 4))
+"""Compared for every stage that samples; the staleness that its recipe asks for is another one."""
 PHASES = 8
 """Phases that are simulated after a pipeline's start."""
 SHARES = (0.25, 0.5, 0.75)
@@ -129,7 +130,9 @@ def pipelines_of(
         fits: Whether a layout's memory is enough for a trainer.
     """
     pipelines = [_simulated(sampling, "synchronous", 0, layout, layout.num_gpus, work_on)]
-    for kind, staleness in PIPELINES:
+    asked: tuple[Kind, int] = ("asynchronous", sampling.stage.max_staleness)
+    more = () if asked[1] < 2 or asked in PIPELINES else (asked,)
+    for kind, staleness in (*PIPELINES, *more):
         tried = []
         for share in SHARES:
             num_sampling = round(layout.num_gpus * share / layout.engine_size) * layout.engine_size

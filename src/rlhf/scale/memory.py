@@ -51,6 +51,11 @@ def extra_copies(stage: Any, shape: ModelShape) -> float:
     return float(copies * shape.num_trainable * shape.trained_width)
 
 
+def sampler_bytes(shape: ModelShape, *, rollouts_ahead: int) -> float:
+    """Weights in a process that samples beside training: its copy, and those that wait with the rollouts that it has not begun yet."""
+    return float(shape.weight_bytes + (rollouts_ahead - 1) * shape.num_trainable * shape.trained_width)
+
+
 def checkpoint_bytes(trained: Sequence[ModelShape], stage: Any, *, copies: int, steps: int | None) -> float:
     """The copy that is written while training continues: weights and averages; none in a run too short for checkpoints."""
     if not stage.save_in_background or (steps is not None and steps < 2):

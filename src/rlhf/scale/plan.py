@@ -236,8 +236,10 @@ class StagePlanner:
         if getattr(stage, "teacher", None) is not None:
             self.shapes["teacher"] = self._shape(stage.teacher)
             parts["teacher"] = float(self.shapes["teacher"].weight_bytes)
-        if stage.async_rollouts is not None:
-            parts["sampler's process"] = self.libraries + self.shapes["policy"].weight_bytes
+        if stage.max_staleness > 0:
+            parts["sampler's process"] = self.libraries + memory.sampler_bytes(
+                shape, rollouts_ahead=stage.max_staleness
+            )
         for sentence in not_foreseen(stage):
             self.sources.assume(sentence)
         work = online_work(stage, tokens=tokens, reward_models=rewards)

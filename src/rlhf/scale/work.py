@@ -164,7 +164,7 @@ def asks_policy_again(stage: Any) -> bool:
     """Whether a rollout is scored by the policy before it learns from it: not where the sampler's own log-probabilities are the
     trainer's, nor where the only step finds them on its way. See ``rlhf.training.rl_trainer.RLTrainer``."""
     samples_itself = stage.engine.in_this_process and getattr(stage, "environment", None) is None
-    if not samples_itself or is_lowered(stage.engine) or stage.async_rollouts is not None:
+    if not samples_itself or is_lowered(stage.engine) or stage.max_staleness > 0:
         return True
     if stage.autocast == "none" and stage.model.dtype == "float32":
         return False
@@ -179,7 +179,7 @@ def not_foreseen(stage: Any) -> Iterator[str]:
         stage: Its settings.
     """
     yield "completions keep their assumed lengths: how training changes them can't be predicted"
-    if stage.async_rollouts is not None:
+    if stage.max_staleness > 0:
         yield "sampling in a separate process (async_rollouts) is counted as if this process did it, plus the memory of that process"
     if not stage.engine.in_this_process:
         yield f"the engine {stage.engine.kind} is assumed to cost what sampling in this process does; its time and memory are unknown"

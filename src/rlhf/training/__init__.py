@@ -15,7 +15,8 @@ inputs        RLInputs, OfflineInputs: what trainers are given
 rl_trainer    what all share that learn from their own completions; rollout_collector samples and scores, sampler_checks compares
               sampler and trainer, rl_objective is the loss, made of the terms in policy_objective; engine_calls: holds an engine
               to its weights; rollouts: completions and their scores; experience: what is learned from them; start_checks: what must
-              hold at the first step; one_step_off: the next rollout sampled during the training on this one
+              hold at the first step; async_rollouts: the next rollouts sampled during the training on this one; rollout_prompts: which
+              prompts they ask
 ppo           PPOTrainer
 grpo          GRPOTrainer, and its family by settings; RLOOTrainer
 optim         optimizer, schedule, clipping, mixed precision, weight averaging

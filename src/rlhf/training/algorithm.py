@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -144,6 +144,10 @@ class Algorithm(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of its own that changes: data cursor, controllers, running statistics."""
+        ...
+
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, given when the result is called: that may wait for work that is under way now."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

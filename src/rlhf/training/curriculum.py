@@ -12,7 +12,7 @@ differences in length for differences in success (NVIDIA-NeMo/RL issue 2431).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,16 +64,28 @@ class Curriculum:
             return NEW
         return BELOW if rate < self.config.floor else ABOVE if rate > self.config.ceiling else INSIDE
 
-    def take(self, start: int, count: int) -> list[int]:
-        """Prompts for the places ``start .. start + count`` of the endless sequence; each once before any comes twice."""
+    def take(self, start: int, count: int, *, under_way: Collection[int] = ()) -> list[int]:
+        """Prompts for the places ``start .. start + count`` of the endless sequence; each once before any comes twice.
+
+        Args:
+            start: First place.
+            count: How many.
+            under_way: Prompts that are asked and not recorded yet: they count as those that waited least.
+        """
         chosen: list[int] = []
         while len(chosen) < count:
-            chosen += self._without_repeats(start + len(chosen), min(count - len(chosen), len(self.rates)))
+            more = min(count - len(chosen), len(self.rates))
+            chosen += self._without_repeats(start + len(chosen), more, under_way)
         return chosen
 
-    def _without_repeats(self, start: int, count: int) -> list[int]:
+    def _without_repeats(self, start: int, count: int, under_way: Collection[int]) -> list[int]:
+        newest = dict.fromkeys(under_way, self.num_visits + 1)
+
+        def last_visit(place: int) -> int:
+            return newest.get(place, self.visited[place])
+
         pools: dict[str, list[int]] = {NEW: [], INSIDE: [], "outside": []}
-        for place in sorted(permutation(len(self.rates), self.seed, "curriculum", start), key=self.visited.__getitem__):
+        for place in sorted(permutation(len(self.rates), self.seed, "curriculum", start), key=last_visit):
             band = self.band(place)
             pools[band if band in pools else "outside"].append(place)
         wanted = {

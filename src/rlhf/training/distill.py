@@ -57,8 +57,8 @@ class DistillTrainer(RLTrainer[DistillConfig]):
     @override
     def gather(self, rollout_index: int, metrics: Metrics) -> Gathered:
         """The next prompts, each completed by the student, or by a demonstration where its lot falls so."""
-        count = self.config.prompts_per_rollout
-        prompts = self.next_prompts(rollout_index * count, count)
+        prompts = super().first_prompts(rollout_index)
+        self.rollout_prompts.forget(rollout_index)
         given = [self._demonstration(prompt, rollout_index) for prompt in prompts]
         own = [prompt for prompt, branch in zip(prompts, given, strict=True) if branch is None]
         parts = []

@@ -12,7 +12,7 @@ GRPO is the first of a family; its members differ in where credit comes from (``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,10 +67,10 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
         return Gathered(judged.rollout, judged.scores, judged.scores)
 
     @override
-    def first_prompts(self, rollout_index: int) -> list[Prompt]:
-        """The next ones behind those that dynamic sampling has asked."""
-        count = self.config.prompts_per_rollout
-        return self.next_prompts(rollout_index * count + self.asked_again, count)
+    def places_of(self, rollout_index: int) -> tuple[int, int]:
+        """Behind those that dynamic sampling has asked."""
+        start, count = super().places_of(rollout_index)
+        return start + self.asked_again, count
 
     @override
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
@@ -114,9 +114,10 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
         return loss
 
     @override
-    def state_dict(self) -> dict[str, Any]:
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
         """Also how far dynamic sampling has moved the cursor."""
-        return {**super().state_dict(), "asked_again": self.asked_again}
+        others, asked_again = super().deferred_state_dict(), self.asked_again
+        return lambda: {**others(), "asked_again": asked_again}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,10 +173,11 @@ class GRPOTrainer(RLTrainer[GRPOConfig]):
         rounds = [first]
         informative = [_informative_groups(first)]
         asked = planned
+        begun = max(rollout_index + 1, min(rollout_index + config.max_staleness, config.rollouts))
         while (missing := planned - sum(len(part.rollout.experience.groups) for part in informative)) > 0:
             if len(rounds) > config.max_sampling_rounds:
                 break
-            prompts = self.next_prompts((rollout_index + 1) * planned + self.asked_again, missing)
+            prompts = self.next_prompts(begun * planned + self.asked_again, missing)
             self.asked_again += missing
             # a prompt that comes again in a later round must not get the same completions again
             seed = derive_seed(config.seed, "sampling round", asked)

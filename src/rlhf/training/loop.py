@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -115,8 +115,8 @@ class Loop:
         self.last_metrics: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
         self._signals = StopRequest(at_once=False)
-        self._before_collecting: dict[str, Any] | None = None
-        """What collecting changes, as it was before; where collecting is broken off, the run stands there."""
+        self._before_collecting: Callable[[], dict[str, Any]] | None = None
+        """What collecting changes, as it was before, is what this gives; where collecting is broken off, the run stands there."""
 
     def _store(self, folder: Path) -> CheckpointManager:
         settings = self.config.model_dump(mode="json", exclude=FREE_TO_CHANGE)
@@ -229,7 +229,8 @@ class Loop:
         if not self.algorithm.collecting_takes_long(self.at.phase):
             self.experience = self.algorithm.collect(self.at.phase, metrics)
             return
-        self._before_collecting = {"algorithm": self.algorithm.state_dict(), "random": random_state()}
+        algorithm, random = self.algorithm.deferred_state_dict(), random_state()
+        self._before_collecting = lambda: {"algorithm": algorithm(), "random": random}
         with self._breaking_in():
             self.experience = self.algorithm.collect(self.at.phase, metrics)
         self._before_collecting = None
@@ -358,7 +359,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights."""
-        broken_off = self._before_collecting
+        broken_off = None if self._before_collecting is None else self._before_collecting()
         experience = self.experience if broken_off is None else None
         states = self.ranks.gather(broken_off["random"] if broken_off else random_state())
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from torch import Tensor
@@ -189,6 +189,11 @@ class OfflineTrainer(ABC, Generic[ModelT, OfflineConfigT]):
     def state_dict(self) -> dict[str, Any]:
         """The data cursor."""
         return {"rows": self.rows.state_dict()}
+
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
+        """The same; nothing is waited for."""
+        state = self.state_dict()
+        return lambda: state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from rlhf.activity import doing
 from rlhf.data.pack import Group, pack, split_by_tokens
 from rlhf.distributed.ranks import current_ranks
 from rlhf.distributed.work_shares import share_of
 from rlhf.errors import ConfigError, DataError
 from rlhf.losses import nll_loss, token_mean
 from rlhf.models.policy import PolicyModel
+from rlhf.training.optim import Optimizer
 from rlhf.training.row_order import Cycle, MapData
 
 
@@ -57,6 +60,21 @@ class LanguageModelTerm:
         """
         count = self.batch_size or num_completions
         return [self.rows[number] for number in self.order.take(step * count, count)]
+
+    def add_gradient(
+        self, policy: PolicyModel, rows: Sequence[Group], optimizer: Optimizer, *, max_tokens: int
+    ) -> dict[str, float]:
+        """Add its gradient to those of the step, one micro-batch after the other; arguments as of ``losses``.
+
+        Returns:
+            Its value over all ranks, by the metric's name.
+        """
+        parts = []
+        with doing("backward", tokens=sum(row.num_tokens for row in rows)):
+            for loss in self.losses(policy, rows, max_tokens=max_tokens):
+                optimizer.backward(loss)
+                parts.append(float(loss.detach()))
+        return {f"loss/{self.name}": math.fsum(part for parts in current_ranks().gather(parts) for part in parts)}
 
     def losses(self, policy: PolicyModel, rows: Sequence[Group], *, max_tokens: int) -> Iterator[Tensor]:
         """The term in parts that add up to it, one for each micro-batch, so that only one has its graph at a time; of several ranks each

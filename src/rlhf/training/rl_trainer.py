@@ -5,9 +5,8 @@ rollout_collector samples and scores, sampler_checks compares sampler and traine
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -31,7 +30,6 @@ from rlhf.rollout.engines import exactly
 from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
-from rlhf.training.curriculum import Curriculum
 from rlhf.training.experience import RolloutExperience
 from rlhf.training.frozen_models import logprobs_of, offload_frozen
 from rlhf.training.hacking_watch import HackingWatch
@@ -42,15 +40,16 @@ from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.guards import Finding
-from rlhf.training.monitoring.rollout_alarms import all_weights_zero, steps_without_ratio
+from rlhf.training.monitoring.rollout_alarms import all_scores_equal, all_weights_zero, steps_without_ratio
 from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.policy_objective import correct_sampler
 from rlhf.training.randomness import random_state_kept
 from rlhf.training.rl_objective import RLObjective
 from rlhf.training.rollout_collector import RolloutCollector
+from rlhf.training.rollout_prompts import RolloutPrompts
 from rlhf.training.rollouts import Gathered, Judged, Rollout, measure_rollout, rollout_rows, shaped_scores
-from rlhf.training.row_order import Cycle, permutation
+from rlhf.training.row_order import permutation
 from rlhf.training.sampler_checks import SamplerChecks
 from rlhf.training.sharded_training import (
     check_over_ranks,
@@ -112,8 +111,10 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.kl_measured: tuple[float, int] | None = None
         """Mean KL to the reference of the newest rollout, nats per sequence, and how many sequences it is of; the weight follows it
         when the next rollout begins."""
-        self.curriculum = None if config.curriculum is None else self._build_curriculum()
-        self.order = self.curriculum or Cycle(len(inputs.prompts), seed=config.seed, name="prompts")
+        if config.curriculum is not None and inputs.scorer is None:
+            raise ConfigError(f"{self.name}: `curriculum` goes by scores, and there is no scorer; leave it out.")
+        self.rollout_prompts = RolloutPrompts(inputs.prompts, config.curriculum, seed=config.seed)
+        self.curriculum = self.rollout_prompts.curriculum
         self.num_phases = config.rollouts
         self.groups_per_step = config.minibatch_size // config.group_size
         self.steps_per_phase = config.steps_per_rollout
@@ -162,20 +163,13 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     def take_step(self, optimizer: Optimizer, step: int, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """AdamW's, with the gradient of ``ptx`` where there is one."""
-        return {**self._add_language_model_term(optimizer, step), **optimizer.step(step)}
-
-    def _add_language_model_term(self, optimizer: Optimizer, step: int) -> dict[str, float]:
-        """Its gradient to those of the step, one micro-batch after the other; its value."""
-        term = self.inputs.ptx
-        if term is None or term.coef == 0:
-            return {}
-        rows = term.rows_of(step, num_completions=self.config.minibatch_size)
-        parts = []
-        with doing("backward", tokens=sum(row.num_tokens for row in rows)), self.precision():
-            for loss in term.losses(self.policy, rows, max_tokens=self.config.microbatch_tokens):
-                optimizer.backward(loss)
-                parts.append(float(loss.detach()))
-        return {f"loss/{term.name}": math.fsum(part for parts in current_ranks().gather(parts) for part in parts)}
+        term, config = self.inputs.ptx, self.config
+        values: dict[str, float] = {}
+        if term is not None and term.coef:
+            rows = term.rows_of(step, num_completions=config.minibatch_size)
+            with self.precision():
+                values = term.add_gradient(self.policy, rows, optimizer, max_tokens=config.microbatch_tokens)
+        return {**values, **optimizer.step(step)}
 
     @abstractmethod
     def assign_credit(self, experience: RolloutExperience, metrics: Metrics) -> None:
@@ -188,13 +182,12 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def collect(self, rollout_index: int, metrics: Metrics) -> RolloutExperience:
         """One rollout with scores, reference log-probabilities and whatever credit the algorithm gives."""
         # 1. Sample from the policy as it is now, and score.
-        collector, ahead = self.collector, self.collector.ahead
+        collector = self.collector
         collector.version = rollout_index
         self._adapt_kl_weight()
         if self.moving_reference is not None:
             self.moving_reference.before_rollout(rollout_index)
-        if ahead is not None and not ahead.has(rollout_index):
-            ahead.begin(self.first_prompts(rollout_index), rollout_index=rollout_index, version=collector.version)
+        self._begin_rollouts(rollout_index, rollout_index + self.config.max_staleness)  # later, they are begun already
         if rollout_index == 0 and self.eval_prompts and self.held_out.wants_start:
             with random_state_kept():
                 start = self._sample_held_out(step=0)
@@ -231,22 +224,26 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             self.assign_credit(experience, metrics)
         self._look_for_differences(rollout_index, gathered)
         if rollout_index == 0 and "advantages" in experience.token_columns:
-            self._alarm(
-                rollout_index,
-                steps_without_ratio(
-                    name=self.name,
-                    policy_loss=self.config.policy_loss,
-                    has_ratio=self.config.policy_formula.has_ratio,
-                    steps=self.steps_per_phase,
-                ),
-            )
+            loss, has_ratio = self.config.policy_loss, self.config.policy_formula.has_ratio
+            steps = self.steps_per_phase
+            alarm = steps_without_ratio(name=self.name, policy_loss=loss, has_ratio=has_ratio, steps=steps)
+            self._alarm(rollout_index, alarm)
         self._report(rollout_index, gathered, ref_kl, metrics)
         self.kl_measured = None if ref_kl is None else (float(ref_kl.mean()), experience.num_sequences)
-        # 4. Let the next rollout begin, with the weights that this one will change.
-        if ahead is not None and rollout_index + 1 < self.config.rollouts:
-            upcoming = rollout_index + 1
-            ahead.begin(self.first_prompts(upcoming), rollout_index=upcoming, version=collector.version)
+        # 4. Let another rollout begin, with the weights that this one will change.
+        self._begin_rollouts(rollout_index + 1, rollout_index + 1 + self.config.max_staleness)
         return experience
+
+    def _begin_rollouts(self, first: int, end: int) -> None:
+        """Sample the rollouts ``first .. end`` that were not begun yet ahead of their turn, with the weights as they are."""
+        ahead = self.collector.ahead
+        if ahead is None:
+            return
+        for rollout_index in range(first, min(end, self.config.rollouts)):
+            if not ahead.has(rollout_index):
+                self.rollout_prompts.fix(rollout_index, *self.places_of(rollout_index))
+                prompts = self.first_prompts(rollout_index)
+                ahead.begin(prompts, rollout_index=rollout_index, version=self.collector.version)
 
     def _adapt_kl_weight(self) -> None:
         """By what the rollout before showed: a rollout has one weight, in its rewards and in its losses, and that one is reported."""
@@ -262,15 +259,21 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def first_round(self, rollout_index: int, metrics: Metrics) -> Judged:
         """Completions of ``first_prompts`` with their scores."""
         rollout = self.collector.first_round(self.first_prompts(rollout_index), rollout_index)
-        return self.judge(rollout, metrics, rollout_index)
+        judged = self.judge(rollout, metrics, rollout_index)
+        self.rollout_prompts.forget(rollout_index)
+        return judged
 
     def first_prompts(self, rollout_index: int) -> list[Prompt]:
-        """What a rollout begins with; known as soon as the rollout before it is complete."""
-        return self.next_prompts(rollout_index * self.config.prompts_per_rollout, self.config.prompts_per_rollout)
+        """What a rollout begins with; known when it is its turn, or when it begins ahead of that."""
+        return self.rollout_prompts.of_rollout(rollout_index, *self.places_of(rollout_index))
+
+    def places_of(self, rollout_index: int) -> tuple[int, int]:
+        """Where a rollout that begins now has its first prompts in the sequence of all: the first place, and how many."""
+        return rollout_index * self.config.prompts_per_rollout, self.config.prompts_per_rollout
 
     def next_prompts(self, start: int, count: int) -> list[Prompt]:
-        """Prompts ``start .. start + count`` of the endless shuffled sequence of all."""
-        return [self.prompts[number] for number in self.order.take(start, count)]
+        """Prompts ``start .. start + count`` of the endless sequence of all."""
+        return self.rollout_prompts.next(start, count)
 
     def judge(self, rollout: Rollout, metrics: Metrics, rollout_index: int) -> Judged:
         """Scores of a rollout or a part of one; prompts that the scorer has no number for are left out, with an alarm."""
@@ -282,12 +285,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
                 scores.setdefault(prompt.id, []).append(score)
             self.curriculum.record(rollout.prompts, scores)
         return judged
-
-    def _build_curriculum(self) -> Curriculum:
-        assert self.config.curriculum is not None
-        if self.inputs.scorer is None:
-            raise ConfigError(f"{self.name}: `curriculum` goes by scores, and there is no scorer; leave it out.")
-        return Curriculum(self.prompts, self.config.curriculum, seed=self.config.seed)
 
     def first_step_of(self, rollout_index: int) -> int:
         """The optimizer step, counted from 1, that a rollout is logged at."""
@@ -390,20 +387,25 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         return f"reward {score:+.2f}, KL estimate {kl:.2f}" if score is not None and kl is not None else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """The KL controller and counts; prompts and samples follow from the seed and the count of rollouts."""
+        """The KL controller, counts, and rollouts that were begun ahead; other prompts and samples follow from the seed and the counts."""
+        return self.deferred_state_dict()()
+
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
+        """The same; where it is asked for later, it may wait for rollouts that are sampled ahead."""
         ahead = self.collector.ahead
-        return {
+        waiting = None if ahead is None else ahead.deferred_state_dict()
+        state = {
             "controller": self.controller.state_dict(),
             "kl_measured": self.kl_measured,
             "version": self.collector.version,
             "equal_rollouts": self.equal_rollouts,
             "at_start": self.checks.at_start,
             "held_out": self.held_out.state_dict(),
-            "ahead": None if ahead is None else ahead.state_dict(),
             **({} if self.hacking is None else {"hacking": self.hacking.state_dict()}),
             **({} if self.moving_reference is None else {"reference": self.moving_reference.state_dict()}),
-            **({} if self.curriculum is None else {"curriculum": self.curriculum.state_dict()}),
+            **self.rollout_prompts.state_dict(),
         }
+        return lambda: {**state, "ahead": None if waiting is None else waiting()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
@@ -417,8 +419,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             self.hacking.load_state_dict(state["hacking"])
         if self.moving_reference is not None:
             self.moving_reference.load_state_dict(state["reference"])
-        if self.curriculum is not None:
-            self.curriculum.load_state_dict(state["curriculum"])
+        self.rollout_prompts.load_state_dict(state)
         if self.collector.ahead is not None:
             self.collector.ahead.load_state_dict(state["ahead"])
 
@@ -436,18 +437,15 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         """Say so where all scores that are compared with each other are equal: such a rollout teaches nothing."""
         if self.inputs.scorer is None:
             return
-        (compared, where), scores = self.compared(gathered), gathered.scores
+        compared, where = self.compared(gathered)
         if compared.shape[1] == 1 or not bool((compared == compared[:, :1]).all()):
             return
         self.equal_rollouts += 1
-        if self.equal_rollouts.bit_count() == 1:  # the first, then at doubling counts
-            self.log.alarm(
-                f"{self.name}: all rewards {where} are equal in rollout {rollout_index + 1} (the first is {float(scores[0]):g}): nothing can "
-                f"be learned from them. Rollouts like this so far: {self.equal_rollouts}. Is the task too hard or too easy, or is the "
-                f"reward {self.inputs.scorer.name} constant?",
-                step=self.first_step_of(rollout_index), guard="equal_rewards", metric=f"{self.name}/score_mean",
-                value=float(scores.mean()), limit=None, action="warn",
-            )  # fmt: skip
+        reward, count = self.inputs.scorer.name, self.equal_rollouts
+        alarm = all_scores_equal(
+            gathered.scores, where, name=self.name, reward=reward, rollout_index=rollout_index, count=count
+        )
+        self._alarm(rollout_index, alarm)
 
     def _alarm(self, rollout_index: int, alarm: Mapping[str, Any] | None) -> None:
         if alarm is not None:

@@ -1,8 +1,9 @@
-"""Where the completions of a rollout come from, and their scores: the engine, the sampler one step ahead, the scorer."""
+"""Where the completions of a rollout come from, and their scores: the engine, the sampler ahead of training, the scorer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rlhf.config.policy import SamplingConfig
@@ -10,11 +11,11 @@ from rlhf.data.contracts import Prompt
 from rlhf.distributed.sharding import whole_weights
 from rlhf.rollout.engines import close_engine, engine_figures, listen_to, samples_elsewhere
 from rlhf.rollout.main_rank_engine import build_trainer_engine
+from rlhf.training.async_rollouts import build_async_rollouts
 from rlhf.training.engine_calls import ask_engine
 from rlhf.training.inputs import RLInputs
 from rlhf.training.log import TrainingLogger
 from rlhf.training.metrics import Metrics
-from rlhf.training.one_step_off import build_ahead
 from rlhf.training.rollouts import Judged, Rollout, judge_rollout
 
 
@@ -38,9 +39,9 @@ class RolloutCollector:
         self.engine = inputs.engine or build_trainer_engine(
             self.policy, self.config.engine, autocast=self.config.autocast
         )
-        self.ahead = build_ahead(self.policy, self.config, own_engine=self.own_engine, name=name)
-        if self.ahead is not None and hasattr(self.engine, "sampler_beside"):
-            self.ahead.build = self.engine.sampler_beside
+        self.ahead = build_async_rollouts(self.policy, self.config, own_engine=self.own_engine, name=name)
+        if self.ahead is not None and hasattr(self.engine, "sampler_ahead"):
+            self.ahead.build = partial(self.engine.sampler_ahead, rollouts_ahead=self.config.max_staleness)
         self.version = 0
         """Of the weights that the engine samples with next."""
         listen_to(self.engine, log.alarm)
@@ -51,7 +52,7 @@ class RolloutCollector:
         return engine_figures(self.engine) if self.ahead is None else self.ahead.figures
 
     def first_round(self, prompts: Sequence[Prompt], rollout_index: int) -> Rollout:
-        """Completions of the prompts that a rollout begins with: sampled now, or during the training on the rollout before where
+        """Completions of the prompts that a rollout begins with: sampled now, or during the training on rollouts before where
         ``async_rollouts`` says so."""
         if self.ahead is not None:
             return self.ahead.take(prompts, rollout_index=rollout_index)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlhf.config.grpo_settings import GRPOConfig
@@ -21,6 +23,17 @@ def test_older_completions_are_corrected_unless_something_else_is_said(cls):
     assert cls(seed=3).updated(async_rollouts={"max_staleness": 1}).importance == ImportanceConfig()
     with pytest.raises(ConfigError, match=r"importance is null"):
         cls.of({"async_rollouts": {"max_staleness": 1}, "importance": None})
+
+
+def test_none_ahead_needs_no_correction_and_refuses_nothing():
+    none: dict[str, Any] = {"async_rollouts": {"max_staleness": 0}}
+    assert GRPOConfig.of(none).importance is None
+    assert GRPOConfig.of(none | {"kl": {"unbiased": True}, "engine": "vllm"}).max_staleness == 0
+    assert GRPOConfig().max_staleness == 0
+    assert GRPOConfig.of({"async_rollouts": {}}).max_staleness == 1
+    assert GRPOConfig.of({"async_rollouts": {"max_staleness": 4}}).importance == ImportanceConfig()
+    with pytest.raises(ConfigError, match=r"async_rollouts\.max_staleness"):
+        GRPOConfig.of({"async_rollouts": {"max_staleness": -1}})
 
 
 @pytest.mark.parametrize("cls", [OnlineDPOConfig, DistillConfig])

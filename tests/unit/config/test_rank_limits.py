@@ -35,7 +35,7 @@ def test_most_kinds_train_over_ranks(kind):
     [
         ("sft", {"compiled": True}, "compiled"),
         ("prm", {"lm_coef": 0.5}, "lm_coef"),
-        ("grpo", {"async_rollouts": {"max_staleness": 1}}, "async_rollouts"),
+        ("grpo", {"async_rollouts": {"max_staleness": 2}}, "async_rollouts"),
         ("trpo", {"fsdp": {"vocab_parallel": True}}, "vocab_parallel"),
         ("grpo", {"fsdp": {"vocab_parallel": True}, "kl": {"estimator": "exact", "where": "loss"}}, "exact"),
         ("grpo", {"engine": "vllm", "environment": "game.py:Game"}, "environment"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf.errors import CheckpointError, ConfigError, TrainingError
-from rlhf.rollout.buffer import RolloutGroup, StalenessBuffer
+from rlhf.rollout.buffer import RolloutGroup, StalenessBuffer, WaitingRollout
 from rlhf.rollout.types import Completion
 
 
@@ -28,47 +28,67 @@ def group(number: int, *, version: int = 0, num_samples: int = 2) -> RolloutGrou
     return RolloutGroup(f"p{number}", completions)
 
 
+def rollout(index: int, *groups: RolloutGroup) -> WaitingRollout:
+    ids = [one.prompt_id for one in groups]
+    return WaitingRollout(
+        rollout_index=index, version=0, prompt_ids=ids, groups=list(groups), figures={"rollout/x": 0.5}
+    )
+
+
 def test_first_in_first_out():
-    buffer = StalenessBuffer(max_staleness=0)
-    buffer.add([group(0), group(1)])
-    buffer.add([group(2)])
-    assert buffer.take(["p0", "p1"], weight_version=0) == [group(0).completions, group(1).completions]
-    assert buffer.take(["p2"], weight_version=0) == [group(2).completions]
+    buffer = StalenessBuffer(max_staleness=1)
+    first, second = rollout(0, group(0), group(1)), rollout(1, group(2))
+    buffer.add(first)
+    buffer.add(second)
+    assert buffer.take(0, ["p0", "p1"]) is first
+    assert buffer.take(1, ["p2"]) is second
     assert len(buffer) == 0
 
 
 def test_nothing_older_than_allowed_is_given_out():
-    buffer = StalenessBuffer(max_staleness=1)
-    buffer.add([group(0, version=3), group(1, version=4)])
-    assert buffer.take(["p0"], weight_version=4), "one version behind"
-    with pytest.raises(TrainingError, match=r"version 4.* version 6.*1 behind"):
-        buffer.take(["p1"], weight_version=6)
+    buffer = StalenessBuffer(max_staleness=2)
+    buffer.add(rollout(5, group(0, version=4), group(1, version=3)))
+    assert buffer.take(5, ["p0", "p1"]), "two versions behind"
+    buffer.add(rollout(6, group(0, version=4), group(1, version=3)))
+    with pytest.raises(TrainingError, match=r"version 3.* version 6.*2 behind"):
+        buffer.take(6, ["p0", "p1"])
 
 
-def test_completions_of_other_prompts_than_asked_are_refused():
+def test_completions_of_another_rollout_or_of_other_prompts_are_refused():
     buffer = StalenessBuffer(max_staleness=1)
-    buffer.add([group(0)])
-    with pytest.raises(TrainingError, match=r"1, the first 'p0'.*1, the first 'p1'"):
-        buffer.take(["p1"], weight_version=0)
-    with pytest.raises(TrainingError, match="the first 'missing'"):
-        buffer.take(["p0"], weight_version=0)
+    with pytest.raises(TrainingError, match=r"no rollout.*'p0'"):
+        buffer.take(0, ["p0"])
+    buffer.add(rollout(0, group(0)))
+    with pytest.raises(TrainingError, match=r"'p0'.*'p1'"):
+        buffer.take(0, ["p1"])
+    with pytest.raises(TrainingError, match=r"rollout 0 .*rollout 1 "):
+        buffer.take(1, ["p0"])
 
 
 def test_a_restored_buffer_is_the_one_that_was_saved():
     buffer = StalenessBuffer(max_staleness=0)
-    buffer.add([group(0), group(1, num_samples=1)])
+    buffer.add(rollout(3, group(0), group(1, num_samples=1)))
+    buffer.add(rollout(4, group(2)))
     file = io.BytesIO()
-    torch.save(buffer.state_dict(), file)
+    torch.save([one.state_dict() for one in buffer], file)
     file.seek(0)
     restored = StalenessBuffer(max_staleness=0)
-    restored.add([group(7)])
+    restored.add(rollout(0, group(7)))
     restored.load_state_dict(torch.load(file, weights_only=True))
     assert list(restored) == list(buffer)
 
 
-@pytest.mark.parametrize("state", [[{"prompt_id": "p"}], [{"prompt_id": "p", "completions": []}], [3]])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"rollout_index": 1, "groups": [], "figures": {}},  # of a version that sampled one ahead
+        [{"rollout_index": 1, "version": 0, "figures": {}, "groups": [{"prompt_id": "p", "completions": []}]}],
+        [{"rollout_index": 1, "version": 0, "figures": {}}],
+        [3],
+    ],
+)
 def test_another_state_is_refused(state):
-    with pytest.raises(CheckpointError, match="rollout buffer"):
+    with pytest.raises(CheckpointError, match="pending rollouts"):
         StalenessBuffer(max_staleness=0).load_state_dict(state)
 
 

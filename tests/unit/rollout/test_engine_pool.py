@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from rlhf.models.policy import PolicyModel
 from rlhf.rollout.engine_pool import PooledEngine
 from rlhf.rollout.engine_worker import EngineWorker, Held
 from rlhf.rollout.local import LocalEngine
+from rlhf.rollout.pool_sampler import Turns
+from rlhf.rollout.snapshot import Request
 from rlhf.testing import ENGINE_CHECKS
 from tests.fixtures import toy, vllm_engines
 from tests.fixtures.actors import DIE, FakeCluster
@@ -217,6 +220,89 @@ def test_where_the_object_store_is_too_small_weights_go_through_a_folder(policy,
     assert len(list(folder.glob("weights-*.safetensors"))) == 2, "old ones are removed"
     pool.close()
     assert not list(tmp_path.rglob("*.*"))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("way", ["object_store", "folder"])
+def test_rollouts_that_wait_have_the_weights_of_their_beginning_and_who_asks_now_goes_before_them(
+    way, policy, tmp_path
+):
+    cluster = FakeCluster(lambda replica, life, method, arguments: DIE if method == "sample" and life < 2 else None)
+    pool, local = build(policy, cluster, weights=way, folder=str(tmp_path)), LocalEngine(policy)
+    pool.notify = lambda text: None
+    sampler = pool.sampler_ahead(rollouts_ahead=4)
+    expected = []
+
+    def change(version: int) -> Any:
+        toy.change_weights(policy.model, by=0.1, seed=version)
+        local.load_weights(version)
+        return tokens_of(local.generate(PROMPTS, **ASKED))
+
+    with pool.turns.now():  # so that all of them wait
+        for version in range(4):
+            expected.append((change(version), version))
+            sampler.begin(version, Request(prompts=PROMPTS, **ASKED), wants_fingerprint=False)
+    now = change(4)
+    pool.load_weights(4)
+    assert tokens_of(pool.generate(PROMPTS, **ASKED)) == now
+    assert pool.fingerprint() == policy.fingerprint()
+    for tokens, version in expected:
+        groups = sampler.finish().groups
+        assert (tokens_of(groups), groups[0][0].weight_version) == (tokens, version)
+    sampler.close()
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_who_asks_now_waits_for_one_rollout_and_not_for_those_behind_it():
+    turns, begun, order, may_end = Turns(), Event(), [], Event()
+
+    def ahead(name: str) -> None:
+        with turns.ahead():
+            order.append(name)
+            begun.set()
+            may_end.wait()
+
+    def all_of_them() -> None:
+        for name in ("first", "second"):
+            ahead(name)
+
+    worker = Thread(target=all_of_them)
+    worker.start()
+    begun.wait()
+    Timer(0.05, may_end.set).start()
+    with turns.now():
+        order.append("now")
+    worker.join()
+    assert order == ["first", "now", "second"]
+
+
+def test_a_store_with_room_for_two_versions_has_none_for_more(policy, tmp_path):
+    size = sum(parameter.nbytes for parameter in policy.parameters())
+    for rollouts_ahead, puts in ((1, 2), (4, 0)):
+        cluster = FakeCluster(object_store_bytes=3 * size)
+        pool = build(policy, cluster, folder=str(tmp_path))
+        pool.notify = lambda text: None
+        pool.sampler_ahead(rollouts_ahead=rollouts_ahead)
+        pool.load_weights(0)
+        assert len(cluster.put_values) == puts
+        pool.close()
+
+
+def test_an_engine_that_is_lost_after_many_versions_finds_its_files(policy, tmp_path):
+    lost = []
+
+    def fate(replica, life, method, arguments):
+        return DIE if lost and method == "sample" and life == 0 else None
+
+    pool = build(policy, FakeCluster(fate), weights="folder", folder=str(tmp_path))
+    pool.notify = lambda text: None
+    for version in range(5):
+        toy.change_weights(policy.model, by=0.1, seed=version)
+        pool.load_weights(version)
+        lost += [version] * (version == 4)
+        pool.generate(PROMPTS, **ASKED)
+    assert pool.fingerprint() == policy.fingerprint()
+    pool.close()
 
 
 def test_several_nodes_need_a_folder_that_all_of_them_see(policy):

@@ -50,6 +50,17 @@ def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end()
             assert [[c.tokens for c in group] for group in actual.groups] == [[c.tokens for c in g] for g in expected]
             assert {c.weight_version for group in actual.groups for c in group} == {version}
             assert actual.fingerprint == (before if changed else None)
+        # Rollouts that are begun while one is sampled wait there, each with the weights of its beginning.
+        expected = []
+        for version in (6, 7, 8):
+            toy.change_weights(policy.model, by=0.1, seed=version)
+            engine = LocalEngine(policy)
+            engine.load_weights(version)
+            expected.append(
+                engine.generate(asked.prompts, num_samples=2, sampling=asked.sampling, seed=1, rollout_index=2)
+            )
+            sampler.begin(version, asked, wants_fingerprint=False)
+        assert [sampler.finish().groups for _ in range(3)] == expected
         # What is wrong with a request is said here, and the process lives on.
         sampler.begin(2, request(prompts=[Asked("c", [10**6])]), wants_fingerprint=False)
         with pytest.raises(DataError, match="holds the token 1000000"):

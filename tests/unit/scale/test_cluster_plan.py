@@ -423,6 +423,15 @@ def test_the_recipes_of_large_models_are_planned_without_their_files(name, where
     assert document["stages"][2]["cheapest"]["memory_bytes"] == pytest.approx(sum(ppo.cheapest.memory.values()))
 
 
+def test_the_staleness_of_the_recipe_is_simulated_too(recipe):
+    grpo = {
+        "kind": "grpo", "model": "embedded", "prompts": "stage:world/prompts.jsonl", "reward": "rlhf.testing:constant",
+        "async_rollouts": {"max_staleness": 3},
+    }  # fmt: skip
+    (stage,) = plan_on_cluster(recipe(grpo=grpo), cluster()).stages
+    assert [(one.result.kind, one.result.max_staleness) for one in stage.pipelines][-1] == ("asynchronous", 3)
+
+
 def test_a_hub_name_of_a_known_family_has_a_shape_and_others_have_not():
     config = ModelConfig.of({"path": "meta-llama/Meta-Llama-3.1-8B-Instruct"})
     assert known_family(config) == "Llama-3.1-8B"

@@ -77,6 +77,20 @@ def test_ppo_holds_a_critic_a_reference_and_a_reward_model_beside_the_policy(rec
     assert actual.steps == 4 * actual.steps_per_phase == 4 * 2 * 2
 
 
+def test_weights_that_wait_to_sample_are_counted(recipe):
+    def sampler(staleness, **more):
+        stage = {"kind": "grpo", "model": {"path": "embedded", **more}, "prompts": "stage:world/prompts.jsonl",
+                 "reward": "rlhf.testing:constant", "async_rollouts": {"max_staleness": staleness}}  # fmt: skip
+        (plan,) = plan_recipe(recipe(grpo=stage), gpu_name="A10").stages
+        return plan.memory.get("sampler's process", 0.0), plan
+
+    (none, _), (one, plan), (three, _) = sampler(0), sampler(1), sampler(3)
+    assert none == 0
+    assert three - one == pytest.approx(2 * 4 * plan.num_trainable)
+    adapters = [sampler(staleness, lora={"rank": 2}) for staleness in (1, 3)]
+    assert adapters[1][0] - adapters[0][0] == pytest.approx(2 * 4 * adapters[0][1].num_trainable)
+
+
 def test_adapters_need_no_second_model_and_hardly_an_optimizer(recipe):
     lora = {**PPO, "model": {"path": "stage:sft", "lora": {"rank": 2}}, "kind": "grpo", "group_size": 2}
     del lora["epochs_per_rollout"]

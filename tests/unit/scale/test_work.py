@@ -102,6 +102,7 @@ def test_what_can_not_be_foreseen_is_said():
     assert any("keep their assumed lengths" in sentence for sentence in plain)
     assert not any("async_rollouts" in sentence for sentence in plain)
     more = list(not_foreseen(stage_of("grpo", async_rollouts={"max_staleness": 1})))
+    assert plain == list(not_foreseen(stage_of("grpo", reward="length", async_rollouts={"max_staleness": 0})))
     assert any("sampling in a separate process (async_rollouts)" in sentence for sentence in more)
 
 

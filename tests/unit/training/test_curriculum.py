@@ -161,6 +161,14 @@ def test_the_shaped_score_decides_nothing() -> None:
     assert {trainer.curriculum.band(place) for place in range(8)} == {"new", "above"}
 
 
+def test_prompts_under_way_wait_behind_the_others() -> None:
+    curriculum = Curriculum(toy.prompts(8), CurriculumConfig(), seed=0)
+    first = curriculum.take(0, 4)
+    second = curriculum.take(4, 4, under_way=first)
+    assert sorted(first + second) == list(range(8)), "all are new, and none comes twice before all came"
+    assert curriculum.take(8, 1, under_way=set(range(8)) - {6}) == [6]
+
+
 def test_without_it_a_checkpoint_holds_nothing_of_it() -> None:
     assert "curriculum" not in toy.build_trainer("grpo").state_dict()
     with pytest.raises(ConfigError, match="curriculum"):

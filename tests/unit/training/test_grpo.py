@@ -246,7 +246,7 @@ def test_groups_that_teach_nothing_are_replaced_by_the_next_prompts_of_the_cycle
     assert all(int(group.columns["id"]) % 2 == 0 for group in experience.groups)
     rounds = [asked[::3] for asked in judge.asked]
     flat = [name for names in rounds for name in names]
-    order = [trainer.prompts[n].id for n in trainer.order.take(0, len(flat))]
+    order = [prompt.id for prompt in trainer.next_prompts(0, len(flat))]
     assert flat == order, "each round goes on where the one before ended"
     means = metrics.result()
     assert means["rollout/rounds"] == len(rounds) > 1
@@ -258,7 +258,7 @@ def test_groups_that_teach_nothing_are_replaced_by_the_next_prompts_of_the_cycle
     )
     trainer.collect(1, Metrics())
     again = judge.asked[len(rounds)][::3]
-    assert again == [trainer.prompts[n].id for n in trainer.order.take(len(flat), 4)]
+    assert again == [prompt.id for prompt in trainer.next_prompts(len(flat), 4)]
 
 
 def test_the_mean_score_is_that_of_everything_asked():

@@ -346,7 +346,7 @@ def test_a_reward_that_fails_names_itself_and_the_prompt():
             return ScoreResult(scores, errors={2: "division by zero"})
 
     trainer = toy.build_trainer("ppo", scorer=Failing())
-    third = trainer.prompts[trainer.order.take(0, 6)[2]].id
+    third = trainer.next_prompts(0, 6)[2].id
     with pytest.raises(RewardError, match=rf"my_reward .*1 of 6 .*'{third}' .*: division by zero\."):
         trainer.train()
 

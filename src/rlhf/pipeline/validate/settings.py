@@ -224,7 +224,7 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
         _check_single_step(review, stage)
     sampling = stage.sampling
     is_whole = (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (None, 1, 0, 1)
-    is_own = stage.engine.in_this_process and stage.engine.lowered is None and stage.async_rollouts is None
+    is_own = stage.engine.in_this_process and stage.engine.lowered is None and stage.max_staleness == 0
     is_exact = stage.autocast == "none" and stage.model.dtype == "float32"
     if stage.importance is not None and is_whole and is_own and is_exact:
         review.warn(
@@ -233,7 +233,13 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
         )
     if stage.engine.lowered == stage.model.dtype:
         review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
-    if stage.async_rollouts is not None and isinstance(stage, PolicyStage) and stage.environment is not None:
+    if stage.max_staleness >= stage.rollouts > 1:
+        review.warn(
+            "async_rollouts.max_staleness",
+            f"It is {stage.max_staleness}, and there are {stage.rollouts} rollouts: all of them are sampled with the weights that the "
+            "stage begins with.",
+        )
+    if stage.max_staleness > 0 and isinstance(stage, PolicyStage) and stage.environment is not None:
         review.error(
             "async_rollouts",
             "It samples with a copy of the policy in a separate process, but episodes run in this one; leave it out.",

@@ -28,6 +28,30 @@ def all_weights_zero(weights: Tensor, *, name: str, level: str, low: float, high
             "limit": None, "action": "warn"}  # fmt: skip
 
 
+def all_scores_equal(
+    scores: Tensor, where: str, *, name: str, reward: str, rollout_index: int, count: int
+) -> dict[str, Any] | None:
+    """Where scores that are compared with each other are all equal, the first time and then at doubling counts.
+
+    Args:
+        scores: [S] of the rollout.
+        where: Those that are compared, in words.
+        name: What messages call the run.
+        reward: Who gave them.
+        rollout_index: Which rollout it is.
+        count: Rollouts like this so far, this one included.
+    """
+    if count.bit_count() != 1:
+        return None
+    text = (
+        f"{name}: all rewards {where} are equal in rollout {rollout_index + 1} (the first is {float(scores[0]):g}): nothing can "
+        f"be learned from them. Rollouts like this so far: {count}. Is the task too hard or too easy, or is the "
+        f"reward {reward} constant?"
+    )
+    return {"text": text, "guard": "equal_rewards", "metric": f"{name}/score_mean", "value": float(scores.mean()),
+            "limit": None, "action": "warn"}  # fmt: skip
+
+
 def steps_without_ratio(*, name: str, policy_loss: str, has_ratio: bool, steps: int) -> dict[str, Any] | None:
     """Where a loss without a ratio is to take several steps on one rollout."""
     if has_ratio or steps == 1:

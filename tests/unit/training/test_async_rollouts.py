@@ -9,8 +9,8 @@ import torch
 
 from rlhf.errors import ConfigError, RewardError, TrainingError
 from rlhf.rollout.snapshot import Sampled
+from rlhf.training.async_rollouts import Threads
 from rlhf.training.metrics import Metrics
-from rlhf.training.one_step_off import Threads
 from tests.fixtures import toy
 from tests.fixtures.overlap import InTurn, in_turn
 
@@ -54,6 +54,16 @@ def test_the_trainer_has_all_threads_while_nothing_waits(two_threads):
     assert seen == [2, 2]
 
 
+def test_the_trainer_shares_threads_while_a_rollout_waits_and_no_longer(two_threads):
+    trainer = in_turn(toy.build_trainer("grpo", async_rollouts={"max_staleness": 2}, rollouts=3))
+    assign, seen = trainer.assign_credit, []
+    trainer.assign_credit = lambda *given: seen.append(torch.get_num_threads()) or assign(*given)
+    for rollout_index in range(3):
+        trainer.state_dict()  # waits for what was begun, as a checkpoint does: that it is done makes no difference
+        trainer.collect(rollout_index, Metrics())
+    assert seen == [1, 1, 2], "the last has nothing behind it"
+
+
 def test_another_engine_is_refused():
     with pytest.raises(ConfigError, match=r"ppo: `async_rollouts`.*engine"):
         toy.build_trainer("ppo", async_rollouts={"max_staleness": 1}, episodes=True)
@@ -72,7 +82,7 @@ def test_a_sampler_with_other_weights_stops_the_run():
     trainer.collector.ahead.build = lambda: Stale(trainer.policy)
     with pytest.raises(TrainingError, match=r"grpo: .*version 0.*stale weights"):
         trainer.collect(0, Metrics())
-    assert trainer.collector.ahead.state_dict()["rollout_index"] is None, "nothing waits"
+    assert trainer.state_dict()["ahead"] == [], "nothing waits"
     assert not trainer.collector.ahead.has(0)
 
 
