@@ -153,7 +153,7 @@ class ActorPool:
             RLHFError: What an actor refused its work for.
         """
         costs = costs or [1.0] * len(arguments)
-        only_for = replicas or [None] * len(arguments)
+        only_for: Sequence[int | None] = replicas or [None] * len(arguments)
         units = [
             _Unit(n, tuple(given), cost, replica)
             for n, (given, cost, replica) in enumerate(zip(arguments, costs, only_for, strict=True))

@@ -86,7 +86,7 @@ def test_the_number_of_actors_changes_no_bit(settings, replicas):
     pooled, said = pool(cluster, settings, replicas=replicas)
     ours, theirs = play(engine_of(settings, pooled), rollouts=2), play(engine_of(settings), rollouts=2)
     assert ours == theirs
-    assert {c.turns for groups in theirs for group in groups for c in group} >= {1, 2, 3}, "episodes of unlike length"
+    assert {c.turns for groups in theirs for group in groups for c in group} >= {2, 3}, "episodes of unlike length"
     assert {replica for replica, _ in plays(cluster)} == set(range(replicas))
     assert not said
 
