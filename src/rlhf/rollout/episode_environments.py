@@ -130,7 +130,7 @@ class PlayedEnvironment:
         speaker = self._environment
         assert speaker is not None
         has_marks = isinstance(speaker, EnvironmentSession) and speaker.reads_special_tokens
-        text = str(self._tokenizer.decode(event.tokens, skip_special_tokens=False)) if has_marks else event.text
+        text = str(self._tokenizer.decode(list(event.tokens), skip_special_tokens=False)) if has_marks else event.text
         what = f"the environment's step, in turn {event.turn},"
         return checked_turn(what, calls(what, lambda: speaker.step(text)))
 
