@@ -64,7 +64,9 @@ def pooled_reference(stage: PolicyStage, policy: PolicyModel, at: StageContext) 
     return pooled
 
 
-def pooled_environments(settings: EnvironmentBase, context: EnvironmentContext, at: StageContext) -> PooledEnvironments | None:
+def pooled_environments(
+    settings: EnvironmentBase, context: EnvironmentContext, at: StageContext
+) -> PooledEnvironments | None:
     """Environments in actors; None where they are in this process.
 
     They are where something else plays the episodes (a server, verifiers), and where only this process has the class.
