@@ -47,10 +47,10 @@ def alarms(folder):
 def test_a_run_whose_actor_is_killed_in_an_episode_has_the_bits_of_one_process(tmp_path, also):
     done = tmp_path / "done"
     done.touch()
-    expected = run(tmp_path / "local", None, "Mortal", done_before=str(done))
+    expected = run(tmp_path / "local", None, "Mortal", once=f"file {done}")
     assert any(len(row["completion"].split(".")) > 2 for row in expected[0]), "episodes of several turns"
     done.unlink()
-    assert run(tmp_path / "ray", {**POOLS, **also}, "Mortal", done_before=str(done)) == expected
+    assert run(tmp_path / "ray", {**POOLS, **also}, "Mortal", once=f"file {done}") == expected
     assert done.exists()
     (told,) = alarms(tmp_path / "ray")
     assert "pool `environments`" in told
@@ -60,7 +60,7 @@ def test_a_run_whose_actor_is_killed_in_an_episode_has_the_bits_of_one_process(t
 def test_an_environment_that_is_not_deterministic_ends_the_run_and_one_that_always_kills_too(tmp_path):
     done = tmp_path / "done"
     with pytest.raises(TrainingError, match=r"environments:ForgetfulMortal is not deterministic"):
-        run(tmp_path / "forgetful", POOLS, "ForgetfulMortal", done_before=str(done))
+        run(tmp_path / "forgetful", POOLS, "ForgetfulMortal", once=f"file {done}")
     assert done.exists()
     with pytest.raises(TrainingError, match=r"pool `environments` .*max_restarts is 1"):
-        run(tmp_path / "mortal", POOLS, "Mortal", done_before=str(tmp_path / "nowhere" / "done"))
+        run(tmp_path / "mortal", POOLS, "Mortal", once=f"file {tmp_path}/nowhere/done")
