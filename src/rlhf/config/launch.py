@@ -124,6 +124,8 @@ class PoolsConfig(BaseConfig):
     """Score the completions of stages that learn from them."""
     reference: PoolConfig | None = None
     """Hold a frozen reference, and give its log-probabilities of a rollout's micro-batches."""
+    environments: PoolConfig | None = None
+    """Hold the environments of episodes, of the kinds `python` and `trl`, and step many at a time."""
 
     def by_role(self) -> dict[str, PoolConfig]:
         """Those that are asked for."""

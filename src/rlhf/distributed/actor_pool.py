@@ -33,9 +33,16 @@ class Preparation:
     key: Any
     """Of this preparation; an actor that did one of the same key does not do it again."""
     method: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] | Callable[[int], tuple[Any, ...]]
+    """Of the method; or what gives those of a replica by its number, asked when an actor is about to be prepared."""
     check: Callable[[Any], str | None]
     """What is wrong with its answer, which completes "replica 0 ..."; None where nothing is."""
+    more_seconds: Callable[[int], float] = lambda replica: 0.0
+    """What a replica of this number may take in addition to ``timeout_seconds``."""
+
+    def arguments_for(self, replica: int) -> tuple[Any, ...]:
+        """Of the method, for the replica of this number."""
+        return self.arguments(replica) if callable(self.arguments) else self.arguments
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +81,7 @@ class _Round:
 
     method: str
     units: list[_Unit]
+    take: Callable[[int, Any], None] | None = None
     waiting: deque[_Unit] = field(default_factory=deque)
     results: dict[int, Any] = field(default_factory=dict)
 
@@ -120,7 +128,13 @@ class ActorPool:
         """Seconds for each unit of cost, of the newest units."""
 
     def run(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], *, costs: Sequence[float] | None = None
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        costs: Sequence[float] | None = None,
+        replicas: Sequence[int] | None = None,
+        take: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Call a method once for each tuple of arguments, on whichever actor is free; the most expensive first.
 
@@ -128,6 +142,8 @@ class ActorPool:
             method: Of the object.
             arguments: Of each call.
             costs: What each is expected to take, in any unit; equal by default.
+            replicas: The number of the one that must do each; any by default.
+            take: Called with the place and the answer of each call as it comes.
 
         Returns:
             The answers, in the order of the arguments.
@@ -137,15 +153,17 @@ class ActorPool:
             RLHFError: What an actor refused its work for.
         """
         costs = costs or [1.0] * len(arguments)
+        only_for: Sequence[int | None] = replicas or [None] * len(arguments)
         units = [
-            _Unit(n, tuple(given), cost, None) for n, (given, cost) in enumerate(zip(arguments, costs, strict=True))
+            _Unit(n, tuple(given), cost, replica)
+            for n, (given, cost, replica) in enumerate(zip(arguments, costs, only_for, strict=True))
         ]
-        return self._run(_Round(method, units, deque(sorted(units, key=lambda unit: -unit.cost))))
+        return self._run(_Round(method, units, take, deque(sorted(units, key=lambda unit: -unit.cost))))
 
     def each(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every actor; raises as ``run`` does."""
         units = [_Unit(replica.number, arguments, 1.0, replica.number) for replica in self._replicas]
-        return self._run(_Round(method, units, deque(units)))
+        return self._run(_Round(method, units, waiting=deque(units)))
 
     def about(self) -> Any:
         """What the first actor said of itself when it started; started where it was not."""
@@ -201,8 +219,9 @@ class ActorPool:
             self._note(replica, "start", self.settings.start_timeout_seconds)
         elif self.preparation is not None and replica.prepared != self.preparation.key:
             replica.preparing = self.preparation
-            replica.call = replica.actor.ask(replica.preparing.method, *replica.preparing.arguments)
-            self._note(replica, "prepare", self.settings.timeout_seconds)
+            more = replica.preparing.more_seconds(replica.number)
+            replica.call = replica.actor.ask(replica.preparing.method, *replica.preparing.arguments_for(replica.number))
+            self._note(replica, "prepare", self.settings.timeout_seconds + more)
         elif (unit := self._next_unit(replica, work)) is not None:
             replica.call = replica.actor.ask(work.method, *unit.arguments)
             replica.unit = unit
@@ -259,6 +278,8 @@ class ActorPool:
             if unit in work.units and unit.number not in work.results:
                 self._pace = [*self._pace[-15:], (time.monotonic() - replica.began) / max(unit.cost, 1e-9)]
                 work.results[unit.number] = answer
+                if work.take is not None:
+                    work.take(unit.number, answer)
 
     def _lose(self, replica: _Replica, why: str, work: _Round) -> None:
         """Kill an actor, put back what it had, and end the run where that happened too often."""

@@ -14,8 +14,9 @@ from rlhf.config.reward_base import RewardBase
 from rlhf.data.contracts import Prompt
 from rlhf.distributed.actor_calls import Cluster
 from rlhf.distributed.actor_pool import ActorPool
+from rlhf.distributed.whereabouts import Whereabouts
 from rlhf.native.compiled_mode import is_in_c
-from rlhf.rewards.reward_worker import AboutReward, Whereabouts
+from rlhf.rewards.reward_worker import AboutReward
 from rlhf.rewards.types import CompletionLike, Notify, RewardContext, Scorer, ScoreResult
 
 ROLE = "reward"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.reward_base import RewardBase
 from rlhf.data.contracts import Prompt
+from rlhf.distributed.whereabouts import Whereabouts
 from rlhf.models.device import placed_on
 from rlhf.native.compiled_mode import in_c
 from rlhf.rewards.factory import build_reward
@@ -23,25 +22,6 @@ class AboutReward:
     name: str
     abstains: bool
     """Whether it may have no verdict on a sample, see ``rlhf.rewards.types.Abstaining``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where the process that trains finds modules and files."""
-
-    folder: str
-    modules: tuple[str, ...]
-
-    @classmethod
-    def here(cls) -> Whereabouts:
-        """Of this process."""
-        return cls(os.getcwd(), tuple(sys.path))
-
-    def take(self) -> None:
-        """The same for this process, as far as they are on its node."""
-        sys.path += [path for path in self.modules if path not in sys.path]
-        if os.path.isdir(self.folder):
-            os.chdir(self.folder)
 
 
 class RewardWorker:

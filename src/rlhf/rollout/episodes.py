@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, TrainingError
+from rlhf.errors import ConfigError
 from rlhf.rollout.asked_turns import AskedTurns, FirstTurns, SoFar
-from rlhf.rollout.environments import (
-    AnyEnvironment,
-    EnvironmentFactory,
-    EnvironmentFailedError,
-    EnvironmentSession,
-    ParallelCalls,
-    TimedCalls,
-    Turn,
-    checked_number,
-    checked_turn,
+from rlhf.rollout.environments import EnvironmentFactory, Turn
+from rlhf.rollout.episode_environments import (
+    Asked,
+    EpisodeEnvironments,
+    Event,
+    LocalEnvironments,
+    OpensEnvironments,
+    Outcome,
 )
 from rlhf.rollout.stopping import completion_texts
 from rlhf.rollout.turns import Turns
 from rlhf.rollout.types import Completion, EngineHealth, FinishReason, PromptLike, RolloutEngine
 from rlhf.seeds import derive_seed
-
-Result = TypeVar("Result")
-MAX_HUNG = 3
-"""Calls to environments that may hang in one rollout, each for the whole time limit, before the run is stopped."""
 
 
 @dataclass(slots=True)
@@ -43,8 +36,8 @@ class Episode:
     prompt: Prompt
     sample: int
     """Which of its prompt's."""
-    environment: AnyEnvironment | None = None
-    """None before it was first spoken to, and where it hangs."""
+    number: int
+    """In the rollout."""
     opening: list[int] = field(default_factory=list)
     """Ids of what the environment said before the policy did; the first of the tokens."""
     tokens: list[int] = field(default_factory=list)
@@ -68,6 +61,10 @@ class Episode:
     def context(self) -> list[int]:
         """All ids before the next turn."""
         return [*self.prompt.ids, *self.tokens]
+
+    def asks(self, event: Event) -> Asked:
+        """An event for its environment."""
+        return Asked(self.number, self.prompt, self.sample, event)
 
     def say(self, completion: Completion) -> None:
         """The policy's turn."""
@@ -132,12 +129,13 @@ class EpisodeEngine:
         speaks_first: bool = False,
         sessions: int | None = None,
         parallel: int = 1,
+        environments: OpensEnvironments | None = None,
     ) -> None:
         """Wrap an engine.
 
         Args:
             engine: Samples the turns.
-            environment: Makes the environment of one episode.
+            environment: Makes the environment of one episode, in this process.
             tokenizer: The policy's.
             max_turns: Of the policy, in one episode.
             max_turn_tokens: Longest single turn; None for what ``max_new_tokens``, the limit of an episode, leaves.
@@ -147,19 +145,20 @@ class EpisodeEngine:
             speaks_first: The environment may say something before the policy does; conversations were cut there (``Turns.split``).
             sessions: Episodes at a time; None for all.
             parallel: Calls to environments at a time.
+            environments: Gives those of a rollout in place of ``environment``; None for this process.
         """
         for name, limit in (("max_turns", max_turns), ("max_turn_tokens", max_turn_tokens or 1)):
             if limit < 1:
                 raise ConfigError(f"{name} is {limit}; wanted 1 or more.")
         self.engine = engine
-        self.environment = environment
+        self.environments = environments or partial(
+            LocalEnvironments, environment, tokenizer, timeout_seconds=timeout_seconds, parallel=parallel
+        )
         self.tokenizer = tokenizer
         self.max_turns = max_turns
         self.max_turn_tokens = max_turn_tokens
-        self.timeout_seconds = timeout_seconds
         self.speaks_first = speaks_first
         self.sessions = sessions
-        self.parallel = parallel
         self._turns = Turns(tokenizer, role=role, max_observation_tokens=max_observation_tokens)
 
     @property
@@ -213,10 +212,11 @@ class EpisodeEngine:
             raise ConfigError("Environments are given whole prompts; ask with objects of rlhf.data.contracts.Prompt.")
         times = Counter(prompt.id for prompt in whole)
         seen: Counter[str] = Counter()
-        groups = []
+        groups: list[list[Episode]] = []
+        numbers = itertools.count()
         for prompt in whole:  # one that comes twice goes on counting
             first = num_samples * seen[prompt.id]
-            groups.append([Episode(prompt, sample) for sample in range(first, first + num_samples)])
+            groups.append([Episode(prompt, sample, next(numbers)) for sample in range(first, first + num_samples)])
             seen[prompt.id] += 1
         episodes = [episode for group in groups for episode in group]
         longest = max((len(prompt.ids) for prompt in prompts), default=0)
@@ -230,26 +230,30 @@ class EpisodeEngine:
             max_turn_tokens=self.max_turn_tokens,
         )
         firsts = FirstTurns(ask, num_samples, times)
-        with ParallelCalls(self.timeout_seconds, parallel=self.parallel) as calls:
+        with self.environments() as environments:
             for start in range(0, len(episodes), self.sessions or max(len(episodes), 1)):
-                self._play(episodes[start : start + (self.sessions or len(episodes))], ask, firsts, calls)
+                self._play(episodes[start : start + (self.sessions or len(episodes))], ask, firsts, environments)
         return [self._completions(prompt, group) for prompt, group in zip(whole, groups, strict=True)]
 
-    def _play(self, episodes: Sequence[Episode], ask: AskedTurns, firsts: FirstTurns, calls: ParallelCalls) -> None:
+    def _play(
+        self, episodes: Sequence[Episode], ask: AskedTurns, firsts: FirstTurns, environments: EpisodeEnvironments
+    ) -> None:
         """Episodes from their start to their end, side by side."""
         limit = ask.sampling.max_new_tokens
         if self.speaks_first:
-            calls.map(lambda episode, one: self._open(episode, one, calls, limit=limit), episodes)
+            words = environments.ask([episode.asks(Event("open")) for episode in episodes])
+            for episode, outcome in zip(episodes, words, strict=True):
+                self._open(episode, outcome, limit=limit)
         said = firsts.of(episodes)
         live = list(episodes)
         for turn in range(1, self.max_turns + 1):
             for episode, completion in zip(live, said, strict=True):
                 episode.say(completion)
-            answers = calls.map(
-                lambda pair, one: self._answer(pair[0], pair[1], one, calls), list(zip(live, said, strict=True))
-            )
-            for episode, completion, answer in zip(live, said, answers, strict=True):
-                self._go_on(episode, completion, answer, limit=limit, is_last=turn == self.max_turns)
+            answers = self._answers(live, said, environments)
+            for episode, completion in zip(live, said, strict=True):
+                self._go_on(
+                    episode, completion, answers.get(episode.number), limit=limit, is_last=turn == self.max_turns
+                )
             live = [episode for episode in live if episode.finish_reason is None]
             if not live:
                 break
@@ -257,24 +261,35 @@ class EpisodeEngine:
             so_far = [SoFar(episode.name, episode.context) for episode in live]
             seed = derive_seed(ask.seed, "turn", turn)
             said = [one for (one,) in ask.turns(so_far, rooms, num_samples=1, seed=seed)]
-        with_session = [(e, e.environment) for e in episodes if isinstance(e.environment, EnvironmentSession)]
-        calls.map(lambda pair, one: self._close(pair[0], pair[1], one, calls), with_session)
+        ends = environments.ask([one.asks(Event("end", failed=one.error is not None)) for one in episodes])
+        for episode, outcome in zip(episodes, ends, strict=True):
+            episode.error = episode.error or outcome.error
+            episode.reward += outcome.value or 0.0
 
-    def _open(self, episode: Episode, calls: TimedCalls, all_calls: ParallelCalls, *, limit: int) -> None:
+    def _open(self, episode: Episode, outcome: Outcome, *, limit: int) -> None:
         """Hear what the environment says first; where it fails, the episode goes on to its first turn without it."""
-        words = self._try(episode, calls, all_calls, lambda: self._reset(episode, calls)) or ""
-        ids = self._turns.opening(episode.prompt, words)
+        episode.error = outcome.error
+        ids = self._turns.opening(episode.prompt, outcome.value or "")
         if len(ids) >= limit:
             episode.error = f"the environment's reset said {len(ids)} tokens, and sampling.max_new_tokens, which counts them, is {limit}"
             ids = ids[: limit - 1]
         episode.opening = ids
         episode.hear(ids)
 
-    def _reset(self, episode: Episode, calls: TimedCalls) -> str | None:
-        environment: AnyEnvironment = calls("making the environment", self.environment)
-        words = calls("the environment's reset", lambda: environment.reset(episode.prompt))
-        episode.environment = environment
-        return words if isinstance(environment, EnvironmentSession) else None
+    def _answers(
+        self, episodes: Sequence[Episode], said: Sequence[Completion], environments: EpisodeEnvironments
+    ) -> dict[int, Turn]:
+        """The environments' responses by the episodes' numbers; none where one failed, now or before, and the episode has the reason."""
+        asked = [
+            episode.asks(Event("answer", episode.turns, one.text, one.tokens))
+            for episode, one in zip(episodes, said, strict=True)
+            if episode.error is None
+        ]
+        outcomes = {one.episode: outcome for one, outcome in zip(asked, environments.ask(asked), strict=True)}
+        for episode in episodes:
+            if episode.number in outcomes:
+                episode.error = outcomes[episode.number].error
+        return {number: outcome.value for number, outcome in outcomes.items() if outcome.error is None}
 
     def _go_on(self, episode: Episode, said: Completion, answer: Turn | None, *, limit: int, is_last: bool) -> None:
         """The environment's response to a turn, or the end of the episode."""
@@ -299,64 +314,6 @@ class EpisodeEngine:
                 episode.hear(ids)
             else:  # there would be no room for an answer
                 episode.finish_reason = "length"
-
-    def _answer(self, episode: Episode, said: Completion, calls: TimedCalls, all_calls: ParallelCalls) -> Turn | None:
-        """None if the environment failed, now or before; the reason is recorded in the episode."""
-        if episode.error is not None:
-            return None
-        what = f"the environment's step, in turn {episode.turns},"
-
-        def step() -> Turn:
-            if episode.environment is None and self._reset(episode, calls):
-                raise EnvironmentFailedError(
-                    "the environment's reset returned a text, and it returned none for the first prompt; it must do one of the two"
-                )
-            speaker = episode.environment
-            assert speaker is not None
-            has_marks = isinstance(speaker, EnvironmentSession) and speaker.reads_special_tokens
-            text = str(self.tokenizer.decode(said.tokens, skip_special_tokens=False)) if has_marks else said.text
-            return checked_turn(what, calls(what, lambda: speaker.step(text)))
-
-        return self._try(episode, calls, all_calls, step)
-
-    def _try(
-        self, episode: Episode, calls: TimedCalls, all_calls: ParallelCalls, action: Callable[[], Result]
-    ) -> Result | None:
-        """What the action gives; None where the environment fails, and then the episode holds the reason.
-
-        Raises:
-            TrainingError: Too many hung.
-        """
-        hung = calls.num_hung
-        try:
-            return action()
-        except EnvironmentFailedError as err:
-            episode.error = str(err)
-            if calls.num_hung > hung:
-                episode.environment = None  # whatever is asked of it would hang, too
-            if all_calls.num_hung < MAX_HUNG:
-                return None
-            raise TrainingError(
-                f"{all_calls.num_hung} environments of one rollout hung; the last, of prompt {episode.prompt.id!r} (completion "
-                f"{episode.sample}): {err}. Raise environment.timeout_seconds, or fix the environment."
-            ) from err
-
-    def _close(
-        self, episode: Episode, session: EnvironmentSession, calls: TimedCalls, all_calls: ParallelCalls
-    ) -> None:
-        """The environment's last reward, and its end; what goes wrong while it is closed changes nothing any more."""
-        if episode.error is None:
-            what = "the environment's last reward"
-
-            def finish() -> float:
-                reward = calls(what, session.finish)
-                return 0.0 if reward is None else checked_number(what, "number", reward)
-
-            episode.reward += self._try(episode, calls, all_calls, finish) or 0.0
-        if episode.environment is not session:  # it hangs
-            return
-        with contextlib.suppress(EnvironmentFailedError):
-            calls("closing the environment", session.close)
 
     def _completions(self, prompt: Prompt, group: Sequence[Episode]) -> list[Completion]:
         """Their texts begin with what the policy said first."""

@@ -61,6 +61,22 @@ def test_an_actor_is_prepared_before_its_first_work_and_after_each_start():
     assert pool.run("tell", [(0,)]) == [(0, 5)]
 
 
+def test_work_for_a_certain_actor_waits_for_its_successor_which_is_prepared_for_what_was_done_before():
+    cluster = FakeCluster(lambda replica, life, method, arguments: DIE if (life, arguments) == (0, (2,)) else None)
+    pool = build(cluster)
+    done = []
+    pool.preparation = Preparation("mine", "take", lambda replica: ((replica, len(done)),), lambda answer: None)
+    answers = pool.run(
+        "tell", [(n,) for n in range(4)], replicas=[0, 1, 0, 1], take=lambda place, answer: done.append((place, answer))
+    )
+    assert [value for value, _ in answers] == [0, 1, 2, 3]
+    assert [replica for replica, n in work_of(cluster) if n in (0, 2)] == [0, 0, 0]
+    assert sorted(done) == list(enumerate(answers))
+    (prepared,) = [asked for replica, life, method, asked in cluster.asked if method == "take" and life == 1]
+    assert prepared[0][0] == 0
+    assert prepared[0][1] > 0
+
+
 def test_what_a_lost_actor_had_is_given_to_another_one():
     cluster = FakeCluster(lambda replica, life, method, arguments: DIE if (replica, arguments) == (2, (2,)) else None)
     answers = build(cluster, replicas=3).run("tell", [(n,) for n in range(6)])

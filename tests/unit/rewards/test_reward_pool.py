@@ -109,6 +109,21 @@ def test_weights_and_normalization_are_over_the_whole_rollout(folder, samples):
     assert spread.names == local.names
 
 
+@pytest.mark.parametrize("kind", ["code", "math"])
+def test_programs_and_expressions_are_judged_by_all_actors_as_in_one_process(kind):
+    if kind == "math":
+        pytest.importorskip("math_verify")
+    spec = {"kind": "code", "isolation": "available", "unfenced": True, "workers": 1} if kind == "code" else "math"
+    prompts = [Prompt(f"p{n}", [1], "?", {"tests": f"assert f() == {n}", "answer": str(n)}) for n in range(4)]
+    said = [TextCompletion("def f():\n    return 1" if kind == "code" else "It is $2/2$", sample=n) for n in range(4)]
+    cluster = FakeCluster()
+    ours = pooled(spec, cluster, completions_per_unit=2).score(prompts, said)
+    assert ours == build_reward(spec, tokenizer=toy.TOKENIZER).score(prompts, said)
+    assert ours.scores == [0.0, 1.0, 0.0, 0.0]
+    asked = {replica for replica, _, method, _ in cluster.asked if method in ("score", "checked_verdicts")}
+    assert asked == {0, 1}
+
+
 def test_a_function_that_abstains_does_so_in_an_actor(samples):
     scorer = pooled(function("only_short"), on_error="report")
     assert isinstance(scorer, Abstaining)

@@ -18,6 +18,7 @@ class OpenEnvConfig(EnvironmentBase):
     """A server that speaks OpenEnv: a session is a websocket, or one episode after the other over HTTP."""
 
     builds = "rlhf.rollout.openenv_environment:open_openenv"
+    played_by = "its server"
     kind: Literal["openenv"]
     source: str
     """Address of the server, such as `http://127.0.0.1:8000`; nothing else is ever asked, and a redirect is an error."""

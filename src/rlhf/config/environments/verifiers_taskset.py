@@ -19,6 +19,7 @@ class VerifiersEnvironmentConfig(EnvironmentBase):
     """An environment of verifiers v1: a taskset and the harness that plays it, in a process with an interpreter of its own."""
 
     builds = "rlhf.rollout.verifiers_environment:open_verifiers"
+    played_by = "the process of verifiers"
     kind: Literal["verifiers"]
     source: TextOrFile
     """Id of the taskset, as in `vf-eval`: a package that the interpreter has, or `path/to/file.py`, whose folder is put on its path."""

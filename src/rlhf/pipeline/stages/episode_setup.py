@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,18 +17,16 @@ from rlhf.data.message_text import counted
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.stages.context import StageContext, resolved, seed_of
+from rlhf.pipeline.stages.stage_pools import pooled_environments
 from rlhf.rewards.functions import load_function
 from rlhf.rollout.engines import build_engine
-from rlhf.rollout.environments import (
-    EnvironmentContext,
-    EnvironmentFailedError,
-    EnvironmentSession,
-    OpenedEnvironment,
-    TimedCalls,
-    open_environment,
-)
+from rlhf.rollout.environments import EnvironmentContext, OpenedEnvironment, open_environment
+from rlhf.rollout.episode_environments import Asked, Event, LocalEnvironments, OpensEnvironments
 from rlhf.rollout.episodes import EpisodeEngine
 from rlhf.rollout.turns import Turns
+
+if TYPE_CHECKING:
+    from rlhf.rollout.environment_pool import PooledEnvironments
 
 TOOLS: Final = "tools"
 """Column that a chat template's tools stand in."""
@@ -44,6 +43,13 @@ class Episodes:
     turns: Turns
     speaks_first: bool
     """Conversations are cut where the environment's first words stand."""
+    pool: PooledEnvironments | None = None
+    """Of actors that have the environments; None where they are in this process."""
+
+    def close(self) -> None:
+        """End the actors."""
+        if self.pool is not None:
+            self.pool.close()
 
     def prepared(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts with the tools in them, and cut where the environment speaks first.
@@ -89,6 +95,7 @@ class Episodes:
             speaks_first=self.speaks_first,
             sessions=self.opened.sessions,
             parallel=self.opened.parallel,
+            environments=None if self.pool is None else self.pool.rollout,
         )
 
     def _prepared(self, prompt: Prompt) -> Prompt:
@@ -147,42 +154,39 @@ def open_episodes(
     has_messages = any(prompt.messages is not None for prompt in prompts)
     if has_messages:
         check_has_template(chat_format(policy.tokenizer), "prompts")
+    context = EnvironmentContext(
+        tokenizer=policy.tokenizer,
+        load=load_function,
+        arguments=resolved(getattr(settings, "arguments", {}), at),
+        has_messages=has_messages,
+        is_rewarded=bool(stage.reward),
+        seed=seed_of(stage.seed),
+    )
     with at.naming("environment", ConfigError, what="This is"):
-        opened = open_environment(
-            settings,
-            EnvironmentContext(
-                tokenizer=policy.tokenizer,
-                load=load_function,
-                arguments=resolved(getattr(settings, "arguments", {}), at),
-                has_messages=has_messages,
-                is_rewarded=bool(stage.reward),
-                seed=seed_of(stage.seed),
-            ),
-        )
+        opened = open_environment(settings, context)
+        pool = pooled_environments(settings, context, at)
         speaks_first = opened.speaks_first
         if speaks_first and prompts and (has_messages or opened.sessions is not None):
-            has_words = _has_first_words(opened, prompts[0], settings.timeout_seconds)
+            here = partial(LocalEnvironments, opened.make, policy.tokenizer, timeout_seconds=settings.timeout_seconds)
+            has_words = _has_first_words(here if pool is None else pool.rollout, prompts[0])
             speaks_first = has_words or not has_messages
     one_turn = None if has_messages else settings.why_one_turn(stage.sampling.stop)
     for note in (*opened.notes, *([one_turn] if one_turn is not None else [])):
         at.log.write("note", message=f"environment: {note}")
         at.log.say(f"  environment: {note}")
     turns = Turns(policy.tokenizer, role=settings.speaker, max_observation_tokens=settings.max_observation_tokens)
-    return Episodes(stage, policy, at, opened, turns, speaks_first)
+    return Episodes(stage, policy, at, opened, turns, speaks_first, pool)
 
 
-def _has_first_words(opened: OpenedEnvironment, prompt: Prompt, timeout_seconds: float) -> bool:
+def _has_first_words(environments: OpensEnvironments, prompt: Prompt) -> bool:
     """Whether ``reset`` of the first row gives a text: a conversation has one place for it, which all prompts share.
 
     Raises:
         ConfigError: ``reset`` fails.
     """
-    with TimedCalls(timeout_seconds) as calls:
-        try:
-            environment = calls("making the environment", opened.make)
-            words = calls("the environment's reset", lambda: environment.reset(prompt))
-            if isinstance(environment, EnvironmentSession):
-                calls("closing the environment", environment.close)
-        except EnvironmentFailedError as err:
-            raise ConfigError(f"The environment can't be started with the prompt {prompt.id!r}: {err}.") from err
-    return bool(words)
+    with environments() as of_episodes:
+        (opened,) = of_episodes.ask([Asked(0, prompt, 0, Event("open"))])
+        of_episodes.ask([Asked(0, prompt, 0, Event("end", failed=True))])
+    if opened.error is not None:
+        raise ConfigError(f"The environment can't be started with the prompt {prompt.id!r}: {opened.error}.")
+    return bool(opened.value)

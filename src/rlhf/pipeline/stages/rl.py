@@ -61,7 +61,7 @@ def train_rl(
     if episodes is not None:
         prompts, eval_prompts, engine = episodes.prepared(prompts), episodes.prepared(eval_prompts), episodes.engine()
     reference = _open_reference(stage, policy, at)
-    with ended_afterwards(scorer, reference):
+    with ended_afterwards(scorer, reference, episodes):
         result, metrics = train(
             stage, at, policy, prompts, scorer, reference=reference,
             judge=_open_judge(stage, at), eval_prompts=eval_prompts, engine=engine, name=stage.kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from rlhf.config.environments import EnvironmentBase
 from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig, asked_of_ray, resource_words
 from rlhf.config.rank_limits import refused_of_stage
 from rlhf.config.threads import usable_cores
@@ -22,6 +23,7 @@ def check_launch(review: Review) -> None:
         _check_ranks(review)
     if isinstance(launch, RayLaunchConfig):
         _check_pools(review, launch)
+        _check_environments(review, launch)
 
 
 def _check_ranks(review: Review) -> None:
@@ -59,3 +61,21 @@ def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
             f"{resource_words({name: has[name] for name in lacking})}; lower them, or name a cluster in launch.address.",
             ConfigError,
         )
+
+
+def _check_environments(review: Review, launch: RayLaunchConfig) -> None:
+    """Which environments the pool plays, and whether its actors have the time for it."""
+    pool = launch.pools.environments
+    if pool is None:
+        return
+    for _, stage in review.each_stage():
+        settings: EnvironmentBase | None = getattr(stage, "environment", None)
+        if settings is None:
+            continue
+        if (player := settings.played_by) is not None:
+            review.note(
+                f"the environment ({settings.kind_name()}) stays in the process that trains, and the pool `environments` does nothing: "
+                f"{player} plays the episodes"
+            )
+        elif (problem := settings.problem_in_actors(pool.timeout_seconds)) is not None:
+            review.error("environment.timeout_seconds", problem)

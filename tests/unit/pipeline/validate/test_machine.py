@@ -15,6 +15,8 @@ from rlhf.config.threads import usable_cores
 from rlhf.errors import ConfigError, MissingExtraError, RunBusyError, StorageError
 from rlhf.pipeline.doctor import probes
 from rlhf.pipeline.run import Pipeline
+from rlhf.pipeline.validate.launch_review import check_launch
+from rlhf.pipeline.validate.review import Review
 from rlhf.scale.plan import plan_recipe
 from tests.unit.pipeline.validate.helpers import (
     changed,
@@ -113,6 +115,24 @@ def test_ray_that_is_not_there_is_told_with_its_extra(tree, monkeypatch):
     problem = only_problem({**tree, "launch": {"launcher": "ray", "pools": {"engines": {"cpus": 0.5}}}})
     assert (problem.key, problem.kind) == ("launch.launcher", MissingExtraError)
     assert "[scale]" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("environment", "key", "note"),
+    [
+        ({"source": "game.py:Game"}, [], []),
+        ({"source": "game.py:Game", "timeout_seconds": 300}, ["environment.timeout_seconds"], []),
+        ({"kind": "openenv", "source": "http://127.0.0.1:1", "timeout_seconds": 300}, [], ["its server"]),
+        ({"kind": "verifiers", "source": "words"}, [], ["the process of verifiers"]),
+    ],
+)
+def test_environments_that_a_pool_does_not_play_and_times_that_do_not_fit_are_told(tree, environment, key, note):
+    launch = {"launcher": "ray", "pools": {"environments": {"cpus": 0.1, "timeout_seconds": 600}}}
+    review = Review(RecipeConfig.of({**changed(tree, "grpo", environment=environment), "launch": launch}))
+    check_launch(review)
+    assert [(problem.key, problem.level) for problem in review.problems] == [(one, "error") for one in key]
+    assert len(review.notes) == len(note)
+    assert all(why in told and told.startswith("grpo: ") for why, told in zip(note, review.notes, strict=True))
 
 
 def test_what_ranks_can_not_do_is_told_where_the_recipe_starts_them(tree):
