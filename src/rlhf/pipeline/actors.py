@@ -30,7 +30,7 @@ def actors_of(recipe: RecipeConfig, undone: Collection[str]) -> Iterator[None]:
         return
     cluster = RayCluster(launch)
     try:
-        if any(engines_of(recipe.stages[name]) for name in undone):
+        if cluster.pools and any(engines_of(recipe.stages[name]) for name in undone):
             cluster.open()
         with working_for_this_process(cluster):
             yield
