@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+STARTS = 3
+"""Ray gives a node 30 seconds to start, which a busy machine may not."""
 TOKEN = secrets.token_hex(16)
 """Of the clusters of this process."""
 
@@ -29,15 +31,21 @@ class RayNodes:
         command = [sys.executable, str(Path(__file__)), "--nodes", str(nodes), "--cpus", str(cpus)]
         self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **variables}
         """That a process needs to join."""
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **self.variables},
-        )
-        self.address = self._said()
+        for _ in range(STARTS):
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **self.variables},
+            )
+            if address := self._said():
+                break
+            self.close()
+        else:
+            raise SystemExit("no cluster could be started")
+        self.address = address
         """`HOST:PORT` of the head."""
 
     def tell(self, words: str) -> None:
@@ -45,23 +53,27 @@ class RayNodes:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{words}\n")
         self.process.stdin.flush()
-        self._said()
+        if not self._said():
+            raise SystemExit(f"the cluster ended before it did: {words}")
 
     def _said(self) -> str:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if line.startswith("> "):
                 return line[2:].strip()
-        raise SystemExit(f"the cluster ended with exit code {self.process.wait()}")
+        return ""
 
     def close(self) -> None:
         """End the cluster."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
 
 @contextmanager

@@ -90,8 +90,9 @@ class NodeRanks:
             self._readers.append(reader)
 
     def _read(self, name: str, pipe: IO[bytes]) -> None:
-        for line in pipe:
-            self._printed.put((name, line.decode("utf-8", errors="backslashreplace")))
+        with pipe:
+            for line in pipe:
+                self._printed.put((name, line.decode("utf-8", errors="backslashreplace")))
 
     def output(self, seconds: float) -> tuple[list[tuple[str, str]], int | None]:
         """What was printed since, as (stdout or stderr, line), and the exit code once the ranks ended; waits so long for a line."""
@@ -133,7 +134,8 @@ def _kill_children_of(process: int) -> None:
 
 def _end_with_starter() -> None:
     """Pass the end of standard input on, as the signal that ends ranks."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin, whose lock this thread would hold while Python ends
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -178,12 +178,20 @@ def test_another_version_on_a_node_is_refused(run):
         run(FakeNodes([], [], version="0.0.1"))
 
 
-def test_ranks_end_when_whoever_started_them_is_gone():
-    """The launcher of a node ends with its standard input, before it has started anything too."""
+def ended(ranks: NodeRanks) -> tuple[list[tuple[str, str]], int]:
+    lines: list[tuple[str, str]] = []
+    while True:
+        more, code = ranks.output(0.5)
+        lines += more
+        if code is not None:
+            return lines, code
+
+
+def test_the_launcher_of_a_node_ends_with_its_ranks_or_when_its_starter_is_gone():
     ranks = NodeRanks(os.getcwd())
-    ranks.begin(("1", "2", "127.0.0.1", "1"), 1, ["--version"], {})
+    ranks.begin(("0", "1", "127.0.0.1", str(ranks.started()["port"])), 1, ["--version"], {})
+    assert ended(ranks) == ([line(ray_ranks.__version__)], 0)
+    ranks = NodeRanks(os.getcwd())
+    ranks.begin(("1", "2", "127.0.0.1", "1"), 1, ["--version"], {})  # nobody is there to be met
     ranks.stop(at_once=False)
-    code = None
-    while code is None:
-        _, code = ranks.output(0.5)
-    assert code != 0
+    assert ended(ranks)[1] != 0
