@@ -99,6 +99,7 @@ class NodeRanks:
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
+            self.stop(at_once=False)
             for reader in self._readers:
                 reader.join(LATE_OUTPUT_SECONDS)
         lines: list[tuple[str, str]] = []

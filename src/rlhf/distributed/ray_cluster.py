@@ -12,16 +12,16 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf import errors
 from rlhf.config.launch import PoolConfig, RayLaunchConfig, asked_words, resource_words
 from rlhf.distributed.actor_calls import ActorLostError
 from rlhf.distributed.launch_environment import RANK_VARIABLES
+from rlhf.distributed.ray_head import HeadWatch, why_no_head
 from rlhf.errors import ConfigError, RLHFError, TrainingError, require, text_of
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ VARIABLES = {
 }
 ADDRESS = "RAY_ADDRESS"
 """Ray's own environment variable for the cluster of this process."""
-CONNECT_SECONDS = 10.0
-"""For a running cluster to answer at its address."""
 LAST_LINES = 3
 """Of a traceback, in a message."""
 RANKS = "ranks"
@@ -140,9 +138,17 @@ class RayCluster:
     Args:
         launch: Which cluster, and what its pools and ranks need.
         of_ranks: Reserve the places of the ranks, one on each node, and not those of the pools.
+        head_lost: Called from a thread, with a sentence, when the cluster's head is gone; not watched where None.
     """
 
-    def __init__(self, launch: RayLaunchConfig, *, of_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        launch: RayLaunchConfig,
+        *,
+        of_ranks: bool = False,
+        head_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self.head_lost = head_lost
         self.launch = launch
         self.of_ranks = of_ranks
         self.pools: Mapping[str, PoolConfig] = {RANKS: launch.rank_pool} if of_ranks else launch.pools.by_role()
@@ -150,6 +156,7 @@ class RayCluster:
         self._ray: Any = None
         self._started_here = False
         self._group: Any = None
+        self._watch: HeadWatch | None = None
 
     @property
     def ray(self) -> Any:
@@ -172,12 +179,16 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
+        if self.head_lost is not None:
+            self._watch = HeadWatch(self.gcs_address, self.head_lost)
 
     def close(self) -> None:
         """Give back what was reserved, which ends all actors, and leave the cluster; one that was started here ends."""
         ray, self._ray = self._ray, None
         if ray is None:
             return
+        if self._watch is not None:
+            self._watch.close()
         with contextlib.suppress(Exception):
             if self._group is not None and ray.is_initialized():
                 ray.util.remove_placement_group(self._group)
@@ -263,7 +274,8 @@ class RayCluster:
                 how["object_store_memory"] = int(self.launch.object_store_gib * 2**30)
         else:
             how |= {"address": address}
-            _check_answers(address)
+            if address != "auto" and (why := why_no_head(address)) is not None:
+                raise ConfigError(_no_cluster(address, why))
         try:
             with _signals_kept():
                 ray.init(**how)
@@ -361,28 +373,6 @@ def _take_over_messages() -> None:
     worker: Any = importlib.import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):  # no public switch turns it off (Ray 2.60)
         worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
-
-
-def _check_answers(address: str) -> None:
-    """Refuse an address where no cluster answers: Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # `auto`
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as err:
-        raise ConfigError(_no_cluster(address, text_of(err))) from None
-    grpc = importlib.import_module("grpc")
-    service = importlib.import_module("ray.core.generated.gcs_service_pb2")
-    stubs = importlib.import_module("ray.core.generated.gcs_service_pb2_grpc")
-    with importlib.import_module("ray._private.gcs_utils").create_gcs_channel(address) as channel:
-        try:
-            stubs.NodeInfoGcsServiceStub(channel).CheckAlive(service.CheckAliveRequest(), timeout=CONNECT_SECONDS)
-        except grpc.RpcError as err:
-            if err.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise ConfigError(_no_cluster(address, "it refuses the token of this process")) from None
-            why = f"what listens there gives no answer of Ray's within {CONNECT_SECONDS:g} seconds ({err.code().name})"
-            raise ConfigError(_no_cluster(address, why)) from None
 
 
 def _no_cluster(address: str | None, said: str) -> str:

@@ -77,9 +77,10 @@ def run_over_nodes(
     Raises:
         MissingExtraError: There is no Ray.
         ConfigError: There is no such cluster, it has no room, or a node does not see the files or has another version.
-        TrainingError: A node was lost.
+        TrainingError: A node or the cluster's head was lost.
     """
-    cluster = RayCluster(launch, of_ranks=True)
+    lost: list[str] = []
+    cluster = RayCluster(launch, of_ranks=True, head_lost=lost.append)
     nodes: list[_Node] = []
     try:
         cluster.open()
@@ -92,7 +93,12 @@ def run_over_nodes(
             place = (str(node.number), str(len(nodes)), nodes[0].address, str(nodes[0].port))
             node.call = node.actor.ask("begin", place, launch.ranks_per_node, list(arguments), variables)
         _answers(cluster, nodes)
-        return _follow(cluster, nodes, is_stopped)
+        code = _follow(cluster, nodes, lambda: bool(lost) or is_stopped())
+        if lost:
+            raise TrainingError(
+                f"{lost[0]}, so the ranks were stopped. The same command goes on from the newest checkpoint."
+            )
+        return code
     finally:
         if running := [node for node in nodes if node.runs]:
             _stop(running, at_once=True)

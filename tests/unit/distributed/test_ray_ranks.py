@@ -93,7 +93,7 @@ def run(monkeypatch, tmp_path):
     recipe.write_text("name: run\n")
 
     def run(cluster: FakeNodes, *, is_stopped: Callable[[], bool] = lambda: False, **launch: Any) -> int:
-        monkeypatch.setattr(ray_ranks, "RayCluster", lambda launch, of_ranks: cluster)
+        monkeypatch.setattr(ray_ranks, "RayCluster", lambda launch, **how: cluster)
         how = {"launcher": "ray", "nodes": 2, "processes_per_node": 4, **launch}
         arguments = ("run", "recipe.yaml")
         try:
