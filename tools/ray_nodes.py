@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,17 +96,20 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     each: dict[str, Any] = {"num_cpus": chosen.cpus, "num_gpus": 0, "include_dashboard": False}
+    with socket.socket() as free:  # a head that is started again must be where it was
+        free.bind(("", 0))
+        each["gcs_server_port"] = free.getsockname()[1]
     cluster = Cluster(initialize_head=True, head_node_args=each)
     nodes = [cluster.head_node, *(cluster.add_node(num_cpus=chosen.cpus, num_gpus=0) for _ in range(chosen.nodes - 1))]
     print(f"> {cluster.address}", flush=True)
     for line in sys.stdin:
         match line.split():
-            case ["kill", number]:
-                cluster.remove_node(nodes[int(number)], allow_graceful=False)
             case ["kill", "head"]:
                 nodes[0].kill_gcs_server()
             case ["start", "head"]:
                 nodes[0].start_gcs_server()
+            case ["kill", number]:
+                cluster.remove_node(nodes[int(number)], allow_graceful=False)
         print("> done", flush=True)
     cluster.shutdown()
 

@@ -1,4 +1,4 @@
-"""What is printed, and how a run ends, where ranks run on several nodes; tests/faults/test_ray_ranks.py has the rest."""
+"""What is printed, and how a run ends, where ranks run on several nodes; tests/faults/test_ranks_over_nodes.py has the rest."""
 
 from __future__ import annotations
 
