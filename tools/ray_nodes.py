@@ -30,7 +30,7 @@ class RayNodes:
 
     def __init__(self, nodes: int, cpus: int, variables: dict[str, str]) -> None:
         command = [sys.executable, str(Path(__file__)), "--nodes", str(nodes), "--cpus", str(cpus)]
-        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **variables}
+        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_worker_niceness": "0", **variables}
         """That a process needs to join."""
         for _ in range(STARTS):
             self.process = subprocess.Popen(
@@ -93,9 +93,13 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--cpus", type=int, required=True)
     chosen = parser.parse_args()
+    from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
-    each: dict[str, Any] = {"num_cpus": chosen.cpus, "num_gpus": 0, "include_dashboard": False}
+    Node.start_api_server = lambda self, **how: (
+        None
+    )  # the dashboard, for which Ray waits, on a busy machine for a minute
+    each: dict[str, Any] = {"num_cpus": chosen.cpus, "num_gpus": 0, "include_log_monitor": False, "no_monitor": True}
     with socket.socket() as free:  # a head that is started again must be where it was
         free.bind(("", 0))
         each["gcs_server_port"] = free.getsockname()[1]
