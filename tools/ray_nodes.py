@@ -13,14 +13,15 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-STARTS = 3
-"""Ray gives a node 30 seconds to start, which a busy machine may not."""
+START_SECONDS = 300
+"""For a node to start; Ray's own 30 are too few on a busy machine."""
 TOKEN = secrets.token_hex(16)
 """Of the clusters of this process."""
 
@@ -30,23 +31,20 @@ class RayNodes:
 
     def __init__(self, nodes: int, cpus: int, variables: dict[str, str]) -> None:
         command = [sys.executable, str(Path(__file__)), "--nodes", str(nodes), "--cpus", str(cpus)]
-        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_worker_niceness": "0", **variables}
+        self.variables = {
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_worker_niceness": "0",
+            "RAY_agent_register_timeout_ms": str(1000 * START_SECONDS), **variables,
+        }  # fmt: skip
         """That a process needs to join."""
-        for _ in range(STARTS):
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                env={**os.environ, **self.variables},
-            )
-            if address := self._said():
-                break
-            self.close()
-        else:
-            raise SystemExit("no cluster could be started")
-        self.address = address
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **self.variables},
+        )
+        self.address = self._said()
         """`HOST:PORT` of the head."""
 
     def tell(self, words: str) -> None:
@@ -54,15 +52,14 @@ class RayNodes:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{words}\n")
         self.process.stdin.flush()
-        if not self._said():
-            raise SystemExit(f"the cluster ended before it did: {words}")
+        self._said()
 
     def _said(self) -> str:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if line.startswith("> "):
                 return line[2:].strip()
-        return ""
+        raise RuntimeError(f"the cluster ended with exit code {self.process.wait()}")
 
     def close(self) -> None:
         """End the cluster."""
@@ -87,18 +84,30 @@ def ray_nodes(nodes: int, cpus: int, **variables: str) -> Iterator[RayNodes]:
         cluster.close()
 
 
+def patient(ask: Any, *arguments: Any) -> Any:
+    """What ``ask`` answers of a node, once it has started."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return ask(*arguments)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def main() -> None:
     """Start the cluster, and do what is asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--cpus", type=int, required=True)
     chosen = parser.parse_args()
-    from ray._private.node import Node
+    from ray._private import node, services
     from ray.cluster_utils import Cluster
 
-    Node.start_api_server = lambda self, **how: (
-        None
-    )  # the dashboard, for which Ray waits, on a busy machine for a minute
+    ask: Any = services.get_node
+    setattr(services, "get_node", lambda *arguments: patient(ask, *arguments))  # noqa: B010
+    setattr(node.Node, "start_api_server", lambda self, **how: None)  # noqa: B010 -- the dashboard, which nothing here asks
     each: dict[str, Any] = {"num_cpus": chosen.cpus, "num_gpus": 0, "include_log_monitor": False, "no_monitor": True}
     with socket.socket() as free:  # a head that is started again must be where it was
         free.bind(("", 0))
