@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ CATCHES = 4
 class DrillRun:
     """The recipe in a process, and the processes that Ray started for it."""
 
-    def __init__(self, work: Path, name: str, *settings: str) -> None:
+    def __init__(self, work: Path, name: str, *settings: str, variables: Mapping[str, str] | None = None) -> None:
         self.folder = work / name / "cluster_ppo"
         if not self.folder.exists():
             shutil.copytree(prepared(work), self.folder)
@@ -57,7 +58,7 @@ class DrillRun:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 start_new_session=True,
-                env={**os.environ, MARK: self.mark},
+                env={**os.environ, **(variables or {}), MARK: self.mark},
             )
         atexit.register(self.kill)
 
@@ -91,6 +92,14 @@ class DrillRun:
                 return busy[0]
             time.sleep(0.005)
         raise SystemExit(f"no engine sampled rollout {count}; see {self.console}")
+
+    def wait_for_score(self, count: int) -> None:
+        """Until so many rollouts were learned from."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(self.scored()) < count:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise SystemExit(f"rollout {count} was not learned from; see {self.console}")
+            time.sleep(0.01)
 
     def finish(self) -> tuple[int, str]:
         """Exit code, and what was printed."""

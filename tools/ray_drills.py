@@ -34,6 +34,7 @@ from tools.ray_drill_runs import (  # noqa: E402
     undisturbed,
     wait_until_gone,
 )  # fmt: skip
+from tools.ray_nodes import ray_nodes  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,31 @@ def trainer_killed(work: Path) -> Outcome:
         seconds,
         "kill to last actor gone",
         bool(same),
+    )
+
+
+def head_restarted(work: Path) -> Outcome:
+    """The head of a cluster that others started is killed and started again: it has no database, and knows no run."""
+    settings = ("stages.ppo.rollouts=40",)
+    with ray_nodes(1, 2) as cluster:
+        how = (*settings, f"launch.address={cluster.address}")
+        run = DrillRun(work, "head_restarted", *how, variables=cluster.variables)
+        run.wait_for_score(2)
+        cluster.tell("kill head")
+        began = time.monotonic()
+        cluster.tell("start head")
+        code, said = run.finish()
+        seconds = time.monotonic() - began
+        good = code == 6 and "was started again" in said and "all of it is saved" in said
+    with ray_nodes(1, 2) as cluster:
+        how = (*settings, f"launch.address={cluster.address}")
+        again, said = DrillRun(work, "head_restarted", *how, variables=cluster.variables).finish()
+    return Outcome(
+        "the head of a cluster that runs already is killed and started again",
+        f"ends with exit code {code}, the cause and a checkpoint; on another cluster the same command goes on",
+        seconds,
+        "kill to end",
+        good and again == 0 and "resumed from step" in said,
     )
 
 
@@ -314,7 +340,7 @@ DRILLS: dict[str, Callable[[Path], Outcome]] = {
     drill.__name__: drill
     for drill in (
         engine_killed, engine_hangs, engine_is_slow, engines_keep_dying, weights_corrupt, store_too_small, placement_impossible,
-        trainer_stopped, trainer_killed,
+        trainer_stopped, trainer_killed, head_restarted,
     )
 }  # fmt: skip
 

@@ -63,13 +63,16 @@ def plan(
 def _launch_lines(recipe: RecipeConfig) -> list[str]:
     """How the processes are started, where that is not this one alone."""
     from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig, asked_of_ray
+    from rlhf.data.message_text import counted
 
     launch = recipe.launch
     if isinstance(launch, TorchrunLaunchConfig):
         return [f"launch: torchrun, {launch.processes} ranks on this machine; the figures below are of one process"]
     if isinstance(launch, RayLaunchConfig):
         where = f"the cluster at {launch.address}" if launch.address else "a cluster started here"
-        return [f"launch: ray, {where}; {'; '.join(asked_of_ray(launch))}; the figures below are of one process"]
+        nodes = f"{launch.num_ranks} ranks, {launch.ranks_per_node} on each of {counted(launch.nodes, 'node')}"
+        asked = [*([nodes] if launch.num_ranks else []), *asked_of_ray(launch)]
+        return [f"launch: ray, {where}; {'; '.join(asked)}; the figures below are of one process"]
     return []
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.cli.error_exit import DEBUG
 from rlhf.cli.options import DeviceOption, LaunchOption, Overrides, QuietOption, console
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """`rlhf run`, whose help is in ``COMMANDS``."""
-    from rlhf.config.launch import TorchrunLaunchConfig
     from rlhf.config.recipe import load_recipe
     from rlhf.distributed.launch_environment import is_launched
     from rlhf.distributed.ranks import launched_ranks
@@ -51,11 +51,35 @@ def run(
     options["profile"] = profile
     with launched_ranks() as ranks:
         chosen = load_recipe(recipe, overrides or [], launch=launch)
-        if isinstance(chosen.launch, TorchrunLaunchConfig) and not dry_run and not is_launched(os.environ):
-            from rlhf.distributed.torchrun import run_as_ranks
-
-            raise typer.Exit(run_as_ranks(chosen.launch.processes, sys.argv[1:]))
+        if not dry_run and not is_launched(os.environ):
+            files = [recipe] if launch is None else [recipe, launch]
+            if (code := _run_as_ranks(chosen, files)) is not None:
+                raise typer.Exit(code)
         run_recipe(chosen, quiet=quiet or not ranks.is_main, dry_run=dry_run, **options)
+
+
+def _run_as_ranks(recipe: RecipeConfig, files: list[Path]) -> int | None:
+    """The exit code of the ranks that the recipe's launch starts; None where this process runs the recipe."""
+    from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig
+
+    launch, arguments = recipe.launch, sys.argv[1:]
+    if isinstance(launch, TorchrunLaunchConfig):
+        from rlhf.distributed.torchrun import run_as_ranks
+
+        return run_as_ranks(launch.processes, arguments)
+    if isinstance(launch, RayLaunchConfig) and launch.num_ranks:
+        from rlhf.distributed.ray_ranks import run_over_nodes
+        from rlhf.training.interrupt import signals_as_requests
+
+        with signals_as_requests() as asked:
+            return run_over_nodes(
+                launch,
+                [*arguments, "--debug"] if os.environ.get(DEBUG) else arguments,
+                folder=Path(recipe.output_dir),
+                files=files,
+                is_stopped=lambda: asked.name is not None,
+            )
+    return None
 
 
 def one_stage(kind: str) -> Callable[..., None]:

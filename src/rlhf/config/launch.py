@@ -15,14 +15,29 @@ from rlhf.config.yaml_text import read_yaml
 
 LAUNCHER = "launcher"
 """The key that tells launchers apart."""
-RANKS = "Ranks of one machine are `launch: {launcher: torchrun, processes: N}`; over several machines start them with torchrun (docs/ranks.md)."
+RANKS = (
+    "Ranks of one machine are `launch: {launcher: torchrun, processes: N}`; over several machines "
+    "`launch: {launcher: ray, nodes: N, gpus_per_node: M}` (docs/cluster.md)."
+)
 ELSEWHERE: Mapping[str, str] = {
-    **dict.fromkeys(("processes", "num_processes", "nproc_per_node", "world_size"), RANKS),
     **dict.fromkeys(
-        ("nodes", "num_nodes", "nnodes", "num_machines"),
-        "Machines join a cluster by `ray start` (docs/cluster.md), or are started by torchrun on each (docs/ranks.md).",
+        (
+            "processes",
+            "num_processes",
+            "nproc_per_node",
+            "processes_per_node",
+            "world_size",
+            "nodes",
+            "num_nodes",
+            "nnodes",
+            "num_machines",
+        ),
+        RANKS,
     ),
-    **dict.fromkeys(("gpus_per_node", "num_gpus", "gpus"), "GPUs are given to each replica: pools.engines.gpus."),
+    **dict.fromkeys(
+        ("gpus_per_node", "num_gpus", "gpus"),
+        "With `launcher: ray`, gpus_per_node is for the ranks that train, and pools.engines.gpus for each engine.",
+    ),
     "replicas": "Each pool has its own: pools.engines.replicas.",
 }
 """Keys that people look for -> where what they want is said."""
@@ -134,13 +149,23 @@ class PoolsConfig(BaseConfig):
 
 
 class RayLaunchConfig(_Launch):
-    """One process that trains, and pools of Ray's actors that work for it."""
+    """One process that trains, or ranks over the nodes of a cluster; and pools of Ray's actors that work for it."""
 
     launcher: Literal["ray"]
     address: str | None = None
-    """Of a running cluster: `HOST:PORT`, or `auto` for the one of this machine; null to start one here that ends with the run."""
+    """Of a running cluster: `HOST:PORT`, or `auto` for the one of this machine; null to start one here that ends with the run, unless
+    RAY_ADDRESS names one. With several nodes it is `auto`."""
+    nodes: int = Field(1, ge=1)
+    """Machines that the ranks which train are spread over."""
+    gpus_per_node: int | None = Field(None, ge=1)
+    """Ranks on each node, each with a GPU of its own."""
+    processes_per_node: int | None = Field(None, ge=1)
+    """Ranks on each node, on its processor where gpus_per_node is not given; null for one process that trains where `rlhf run` was
+    typed."""
+    cpus_per_process: float = Field(1.0, ge=0)
+    """Cores that Ray reserves for each of these ranks; also its threads of torch, at least one."""
     pools: PoolsConfig = PoolsConfig(engines=EnginePoolConfig())
-    """Actors by role."""
+    """Actors by role; by default none with ranks, which sample by themselves."""
     placement: Literal["colocated", "separate"] = "separate"
     """`separate`: each replica where there is room, spread over nodes. `colocated`: one replica of each pool together on a node, and
     on one GPU where their parts of it add up to no more than 1."""
@@ -159,6 +184,31 @@ class RayLaunchConfig(_Launch):
             "(`ray://`) is not used: run on a machine of the cluster"
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_what_ranks_need(cls, written: Any) -> Any:
+        if not isinstance(written, Mapping):
+            return written
+        has_ranks = any(written.get(key) is not None for key in ("gpus_per_node", "processes_per_node"))
+        several = isinstance(nodes := written.get("nodes"), int) and nodes > 1
+        return {
+            **({"pools": {}} if has_ranks else {}),
+            **written,
+            **({"address": "auto"} if several and written.get("address") is None else {}),
+        }
+
+    @model_validator(mode="after")
+    def _ranks_are_counted_once(self) -> Self:
+        if self.nodes > 1 and not self.num_ranks:
+            raise ValueError(
+                f"nodes is {self.nodes}; how many ranks does each have? Give gpus_per_node, one rank for each GPU, or processes_per_node"
+            )
+        if None not in (asked := (self.gpus_per_node, self.processes_per_node)) and asked[0] != asked[1]:
+            raise ValueError(
+                f"gpus_per_node is {asked[0]} and processes_per_node {asked[1]}; each rank has a GPU of its own: leave processes_per_node out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _starts_what_it_sizes(self) -> Self:
         if self.address is not None and self.object_store_gib is not None:
@@ -166,6 +216,30 @@ class RayLaunchConfig(_Launch):
                 "object_store_gib sizes a cluster that is started here, and address names a running one; leave one out"
             )
         return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that Ray starts on each node; 0 where one process trains, which Ray does not start."""
+        return self.gpus_per_node or self.processes_per_node or 0
+
+    @property
+    def num_ranks(self) -> int:
+        """On all nodes together."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def rank_pool(self) -> PoolConfig:
+        """What the ranks of a node need, as one actor on each node."""
+        return PoolConfig(
+            replicas=self.nodes,
+            cpus=self.ranks_per_node * self.cpus_per_process,
+            gpus=self.gpus_per_node or 0,
+        )
+
+    @property
+    def threads_per_rank(self) -> int:
+        """Of torch."""
+        return max(1, int(self.cpus_per_process))
 
 
 def _with_launcher(value: Any) -> Any:
@@ -200,8 +274,14 @@ def launch_of_file(path: Path | str) -> dict[str, Any]:
 
 
 def asked_of_ray(launch: RayLaunchConfig) -> Iterator[str]:
+    """What the ranks and each pool ask for, in words."""
+    yield from asked_words({"ranks": launch.rank_pool} if launch.num_ranks else {})
+    yield from asked_words(launch.pools.by_role())
+
+
+def asked_words(pools: Mapping[str, PoolConfig]) -> Iterator[str]:
     """What each pool asks for, in words."""
-    for role, pool in launch.pools.by_role().items():
+    for role, pool in pools.items():
         yield f"{role}: {pool.replicas} x ({resource_words(pool.resources)})"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from rlhf.config.launch import LaunchConfig, RayLaunchConfig
 from rlhf.config.training import TrainConfig
 
 
@@ -43,9 +44,21 @@ def _refused_with_deepspeed(config: TrainConfig) -> list[str]:
     return [f"{name} with deepspeed" for name, value in asked.items() if value]
 
 
-def refused_of_stage(stage: Any) -> list[str]:
-    """What of a stage ranks can't do yet; a stage that trains nothing is rank 0's alone, and nothing of it is refused."""
-    return refused_settings(stage) if stage.trains else []
+def refused_of_stage(stage: Any, launch: LaunchConfig | None = None) -> list[str]:
+    """What of a stage ranks can't do yet, with the pools of a launch; a stage that trains nothing is rank 0's, which refuses nothing."""
+    refused = refused_settings(stage) if stage.trains else []
+    if getattr(stage, "environment", None) is not None and "engines" in _pools_of(launch):
+        refused.append("an environment with engines of a pool")
+    return refused
+
+
+def refused_pools(launch: LaunchConfig) -> list[str]:
+    """Keys of the pools that do what ranks do by themselves."""
+    return [f"launch.pools.{role}" for role in _pools_of(launch) if role != "engines"]
+
+
+def _pools_of(launch: LaunchConfig | None) -> Collection[str]:
+    return launch.pools.by_role() if isinstance(launch, RayLaunchConfig) else ()
 
 
 def refused_in_one_process(config: Any) -> str | None:

@@ -12,16 +12,16 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf import errors
-from rlhf.config.launch import PoolConfig, RayLaunchConfig, asked_of_ray, resource_words
+from rlhf.config.launch import PoolConfig, RayLaunchConfig, asked_words, resource_words
 from rlhf.distributed.actor_calls import ActorLostError
 from rlhf.distributed.launch_environment import RANK_VARIABLES
+from rlhf.distributed.ray_head import HeadWatch, why_no_head
 from rlhf.errors import ConfigError, RLHFError, TrainingError, require, text_of
 
 logger = logging.getLogger(__name__)
@@ -33,10 +33,12 @@ VARIABLES = {
     "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of the machine go before an engine that the trainer waits for
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray 2.60 otherwise warns about at every start
 }
-CONNECT_SECONDS = 5.0
-"""For a running cluster to answer at its address."""
+ADDRESS = "RAY_ADDRESS"
+"""Ray's own environment variable for the cluster of this process."""
 LAST_LINES = 3
 """Of a traceback, in a message."""
+RANKS = "ranks"
+"""Role of the actors that each start the ranks of their node."""
 
 
 class Answer:
@@ -49,7 +51,12 @@ class Answer:
 
 
 class Host:
-    """Lives in the actor's process, and calls the methods of one object there."""
+    """Lives in the actor's process, and calls the methods of one object there.
+
+    Args:
+        builds: ``package.module:function`` that makes it.
+        threads: Of torch; 0 for an object that computes nothing.
+    """
 
     def __init__(self, builds: str, threads: int) -> None:
         self.builds = builds
@@ -60,11 +67,12 @@ class Host:
         """Make the object; ``started()`` of it answers."""
 
         def build() -> Any:
-            import torch
-
             for name in RANK_VARIABLES:  # of the rank that started Ray
                 os.environ.pop(name, None)
-            torch.set_num_threads(self.threads)
+            if self.threads:
+                import torch
+
+                torch.set_num_threads(self.threads)
             module, _, function = self.builds.partition(":")
             self.built = getattr(importlib.import_module(module), function)(*arguments)
             return self.built.started()
@@ -128,16 +136,27 @@ class RayCluster:
     """A ``Cluster`` of ``rlhf.distributed.actor_calls`` that is Ray's. Nothing is started before ``open``.
 
     Args:
-        launch: Which cluster, and what its pools need.
+        launch: Which cluster, and what its pools and ranks need.
+        of_ranks: Reserve the places of the ranks, one on each node, and not those of the pools.
+        head_lost: Called from a thread, with a sentence, when the cluster's head is gone; not watched where None.
     """
 
-    def __init__(self, launch: RayLaunchConfig) -> None:
+    def __init__(
+        self,
+        launch: RayLaunchConfig,
+        *,
+        of_ranks: bool = False,
+        head_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self.head_lost = head_lost
         self.launch = launch
-        self.pools: Mapping[str, PoolConfig] = launch.pools.by_role()
+        self.of_ranks = of_ranks
+        self.pools: Mapping[str, PoolConfig] = {RANKS: launch.rank_pool} if of_ranks else launch.pools.by_role()
         """By role."""
         self._ray: Any = None
         self._started_here = False
         self._group: Any = None
+        self._watch: HeadWatch | None = None
 
     @property
     def ray(self) -> Any:
@@ -160,12 +179,16 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
+        if self.head_lost is not None:
+            self._watch = HeadWatch(self.gcs_address, self.head_lost)
 
     def close(self) -> None:
         """Give back what was reserved, which ends all actors, and leave the cluster; one that was started here ends."""
         ray, self._ray = self._ray, None
         if ray is None:
             return
+        if self._watch is not None:
+            self._watch.close()
         with contextlib.suppress(Exception):
             if self._group is not None and ray.is_initialized():
                 ray.util.remove_placement_group(self._group)
@@ -190,6 +213,23 @@ class RayCluster:
         """Machines that are there."""
         return len(self._live_nodes())
 
+    @property
+    def gcs_address(self) -> str:
+        """Where other processes join the cluster."""
+        address: str = self.ray.get_runtime_context().gcs_address
+        return address
+
+    def places(self, role: str) -> list[tuple[int, str]]:
+        """(replica, address of the node where its place is) of a pool, those of this node first."""
+        here = self.ray.get_runtime_context().get_node_id()
+        nodes = self.ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._live_nodes()}
+        of_replica = {replica: nodes[self._bundle(role, replica)] for replica in range(self.pools[role].replicas)}
+        return sorted(
+            ((replica, addresses.get(node, node)) for replica, node in of_replica.items()),
+            key=lambda place: of_replica[place[0]] != here,
+        )
+
     def start_actor(self, role: str, replica: int, builds: str, arguments: Sequence[Any]) -> tuple[RayActor, RayCall]:
         """Let an actor begin in its place."""
         ray, pool = self.ray, self.pools[role]
@@ -203,7 +243,7 @@ class RayCluster:
                 num_cpus=pool.cpus, num_gpus=pool.gpus, memory=int(pool.resources.get("memory", 0)) or None,
                 scheduling_strategy=place, max_restarts=0, max_task_retries=0,
             )
-            .remote(builds, pool.threads)
+            .remote(builds, 0 if self.of_ranks else pool.threads)
         )  # fmt: skip
         return RayActor(ray, handle), RayCall(ray, handle.start.remote(*arguments))
 
@@ -219,7 +259,8 @@ class RayCluster:
 
     def _connected(self) -> Any:
         """Ray, with a cluster; what it would change in this process stays as it was."""
-        if self.launch.address is None and "RAY_AUTH_MODE" not in os.environ:
+        address = self.launch.address or os.environ.get(ADDRESS)
+        if address is None and "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
@@ -227,18 +268,19 @@ class RayCluster:
         if ray.is_initialized():  # a script's own; it is left as it is
             return ray
         how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-        if self.launch.address is None:
-            how |= {"include_dashboard": False}
+        if address is None:
+            how |= {"address": "local", "include_dashboard": False}  # without an address, one that runs here is joined
             if self.launch.object_store_gib is not None:
                 how["object_store_memory"] = int(self.launch.object_store_gib * 2**30)
         else:
-            how |= {"address": self.launch.address}
-            _check_answers(self.launch.address)
+            how |= {"address": address}
+            if address != "auto" and (why := why_no_head(address)) is not None:
+                raise ConfigError(_no_cluster(address, why))
         try:
             with _signals_kept():
                 ray.init(**how)
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as err:
-            raise ConfigError(_no_cluster(self.launch.address, err)) from None
+            raise ConfigError(_no_cluster(address, text_of(err))) from None
         self._started_here = True
         _take_over_messages()
         return ray
@@ -249,12 +291,15 @@ class RayCluster:
         if not bundles:
             return
         strategy = "PACK" if self.launch.placement == "colocated" else "SPREAD"
-        self._group = self._ray.util.placement_group(bundles, strategy=strategy)
+        self._group = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD" if self.of_ranks else strategy)
         if not self._group.wait(self.launch.placement_timeout_seconds):
+            what = "the ranks of launch" if self.of_ranks else "the pools of launch.pools"
+            how = "each on a node of its own" if self.of_ranks else self.launch.placement
+            lower = "`nodes`, `gpus_per_node`" if self.of_ranks else "`replicas`, `cpus`, `gpus`"
             raise ConfigError(
-                f"Ray can't place the pools of launch.pools: {'; '.join(asked_of_ray(self.launch))} ({self.launch.placement}) did not fit "
-                f"within {self.launch.placement_timeout_seconds:g} seconds (placement_timeout_seconds). {self._free()} Lower `replicas`, "
-                "`cpus`, `gpus` or `memory_gib`, end what else runs there, or add nodes."
+                f"Ray can't place {what}: {'; '.join(asked_words(self.pools))} ({how}) did not fit "
+                f"within {self.launch.placement_timeout_seconds:g} seconds (placement_timeout_seconds). {self._free()} Lower {lower} "
+                "or what else is asked for, end what else runs there, or add nodes."
             )
 
     def _bundles(self) -> list[dict[str, float]]:
@@ -330,25 +375,14 @@ def _take_over_messages() -> None:
         worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
 
 
-def _check_answers(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # `auto`
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as err:
-        raise ConfigError(_no_cluster(address, err)) from None
-
-
-def _no_cluster(address: str | None, err: BaseException) -> str:
-    said = text_of(err).strip().splitlines()
-    why = said[0][:300] if said else type(err).__name__
+def _no_cluster(address: str | None, said: str) -> str:
+    lines = said.strip().splitlines()
+    why = lines[0][:300] if lines else "no reason was given"
     if address is None:
         return f"Ray can't be started on this machine: {why}"
     return (
-        f"There is no Ray cluster to join at launch.address {address!r}: {why.rstrip('.')}. Start one with `ray start --head` and give "
-        "this process its RAY_AUTH_TOKEN, or leave address out to start one with the run."
+        f"There is no Ray cluster to join at {address!r} (launch.address, or {ADDRESS}): {why.rstrip('.')}. Start one with `ray start "
+        "--head` and give this process its RAY_AUTH_TOKEN, or leave address out to start one with the run."
     )
 
 

@@ -1,10 +1,11 @@
-"""Ranks on this machine, started by torch's own launcher: what ``torchrun --standalone --nproc-per-node N -m rlhf ...`` does."""
+"""Ranks on this machine, started by torch's own launcher: what ``torchrun --nproc-per-node N -m rlhf ...`` does."""
 
 from __future__ import annotations
 
 import logging
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlhf.errors import InterruptedRun, TrainingError
 
@@ -12,10 +13,36 @@ FAILED = 1
 """Exit code where no rank left one."""
 
 
-def run_as_ranks(processes: int, arguments: Sequence[str]) -> int:
-    """Run ``python -m rlhf ARGUMENTS`` as several ranks, and wait for all of them.
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Which of several nodes this machine is, and where all of them meet."""
+
+    node: int
+    """From 0, which has rank 0."""
+    nodes: int
+    address: str
+    """Of node 0."""
+    port: int
+    """Free there."""
+
+    @property
+    def options(self) -> list[str]:
+        """Of torchrun."""
+        return [
+            "--nnodes", str(self.nodes), "--node-rank", str(self.node),
+            "--master-addr", self.address, "--master-port", str(self.port),
+        ]  # fmt: skip
+
+
+def run_as_ranks(processes: int, arguments: Sequence[str], *, place: NodePlace | None = None) -> int:
+    """Run ``python -m rlhf ARGUMENTS`` as several ranks, and wait for those of this machine.
 
     Rank 0 prints what is to be said, errors too. A signal is passed on to the ranks, which end after a step with a checkpoint.
+
+    Args:
+        processes: Ranks on this machine.
+        arguments: Of the command line.
+        place: Where each of several machines runs this; None where all ranks are on this one.
 
     Returns:
         The exit code: that of rank 0 where it failed, else that of the rank which failed first.
@@ -28,7 +55,8 @@ def run_as_ranks(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.run import parse_args, run
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 has said why
-    how = ["--standalone", "--nproc-per-node", str(processes), "--module", "rlhf", *arguments]
+    where = ["--standalone"] if place is None else place.options
+    how = [*where, "--nproc-per-node", str(processes), "--module", "rlhf", *arguments]
     try:
         run(parse_args(how))
     except SignalException:

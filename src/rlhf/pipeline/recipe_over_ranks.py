@@ -6,8 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rlhf.config.deepspeed import deepspeed_settings
-from rlhf.config.launch import RayLaunchConfig
-from rlhf.config.rank_limits import refused_in_one_process, refused_of_stage
+from rlhf.config.rank_limits import refused_in_one_process, refused_of_stage, refused_pools
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
 from rlhf.distributed.ranks import Ranks
@@ -28,7 +27,7 @@ def check_recipe(recipe: RecipeConfig, run_dir: Path, ranks: Ranks, *, until: st
         return
     of_device = device_problem_of_ranks(recipe.device, ranks)
     problems = [] if of_device is None else [of_device]
-    problems += [f"launch.pools.{role}: ranks do this by themselves" for role in pools_of(recipe) if role != "engines"]
+    problems += [f"{key}: ranks do this by themselves" for key in refused_pools(recipe.launch)]
     names = list(recipe.stages)
     wanted = names[: names.index(until) + 1] if until in names else names
     _refuse(recipe, [name for name in wanted if Artifact.read(run_dir / name) is None], ranks, problems)
@@ -48,18 +47,10 @@ def check_stages(recipe: RecipeConfig, undone: Collection[str], ranks: Ranks) ->
             raise ConfigError(f"stages.{name}.{refused}.")
 
 
-def pools_of(recipe: RecipeConfig) -> Collection[str]:
-    """Roles of Ray's pools that the recipe asks for."""
-    return recipe.launch.pools.by_role() if isinstance(recipe.launch, RayLaunchConfig) else ()
-
-
 def _refuse(recipe: RecipeConfig, names: Collection[str], ranks: Ranks, problems: list[str]) -> None:
-    pooled = "engines" in pools_of(recipe)
     for name in names:
         stage = recipe.stages[name]
-        problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage)]
-        if pooled and getattr(stage, "environment", None) is not None:
-            problems.append(f"stages.{name}: an environment with engines of a pool")
+        problems += [f"stages.{name}: {refused}" for refused in refused_of_stage(stage, recipe.launch)]
         if getattr(stage, "deepspeed", None) is not None:
             deepspeed_settings(stage.deepspeed, stage)
     if problems:

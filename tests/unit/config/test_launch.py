@@ -44,6 +44,10 @@ def test_a_word_is_the_launcher_of_that_name_and_nothing_is_local(recipe):
         ({"launcher": "ray", "pools": {"engines": {"gpus": 1.5}}}, "whole number"),
         ({"launcher": "ray", "pools": {"engines": {"replicas": 0}}}, r"launch\.pools\.engines\.replicas"),
         ({"launcher": "ray", "address": "auto", "object_store_gib": 1}, "object_store_gib"),
+        ({"launcher": "ray", "nodes": 2}, "gpus_per_node.*processes_per_node"),
+        ({"launcher": "ray", "gpus_per_node": 8, "processes_per_node": 4}, "leave processes_per_node out"),
+        ({"launcher": "ray", "gpus_per_node": 0}, r"launch\.gpus_per_node"),
+        ({"launcher": "torchrun", "nodes": 2}, "launcher: ray, nodes: N, gpus_per_node: M"),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_key(launch, said):
@@ -64,6 +68,20 @@ def test_a_file_takes_the_place_of_the_section_and_overrides_come_last(recipe, t
     file.write_text("launcher: ray\n")
     short = load_recipe(recipe, ["launch=ray", "launch.pools.engines.replicas=3"], launch=file).launch
     assert short.pools.engines.replicas == 3
+
+
+def test_ranks_over_nodes_are_written_in_a_line_and_sample_by_themselves():
+    launch = launch_of({"launcher": "ray", "nodes": 2, "gpus_per_node": 8})
+    assert (launch.num_ranks, launch.address, launch.pools.by_role()) == (16, "auto", {})
+    assert list(asked_of_ray(launch)) == ["ranks: 2 x (8 CPU, 8 GPU)"]
+    here = launch_of({"launcher": "ray", "processes_per_node": 2, "cpus_per_process": 0.5, "pools": {"engines": {}}})
+    assert (here.num_ranks, here.address) == (2, None)
+    assert list(asked_of_ray(here)) == ["ranks: 1 x (1 CPU)", "engines: 1 x (1 CPU)"]
+    assert (
+        launch_of({"launcher": "ray", "nodes": 2, "processes_per_node": 1, "address": "head:6379"}).address
+        == "head:6379"
+    )
+    assert launch_of("ray").num_ranks == 0, "one process, which Ray does not start"
 
 
 def test_resources_are_written_as_ray_counts_them():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf.config.environments import EnvironmentBase
 from rlhf.config.launch import RayLaunchConfig, TorchrunLaunchConfig, asked_of_ray, resource_words
-from rlhf.config.rank_limits import refused_of_stage
+from rlhf.config.rank_limits import refused_of_stage, refused_pools
 from rlhf.config.threads import usable_cores
 from rlhf.errors import ConfigError, MissingExtraError, pip_line
 from rlhf.pipeline.doctor import probes
@@ -19,7 +19,7 @@ RECORD = "artifact.json"
 def check_launch(review: Review) -> None:
     """Compare what the launcher is asked for with this machine, and with the stages."""
     launch = review.recipe.launch
-    if isinstance(launch, TorchrunLaunchConfig):
+    if isinstance(launch, TorchrunLaunchConfig) or (isinstance(launch, RayLaunchConfig) and launch.num_ranks > 1):
         _check_ranks(review)
     if isinstance(launch, RayLaunchConfig):
         _check_pools(review, launch)
@@ -27,14 +27,15 @@ def check_launch(review: Review) -> None:
 
 
 def _check_ranks(review: Review) -> None:
+    launch = review.recipe.launch
     run_dir = Path(review.recipe.output_dir) / review.recipe.name
+    for key in refused_pools(launch):
+        review.error(key, "ranks do this by themselves; leave it out (docs/ranks.md lists what ranks can do).")
     for name, stage in review.each_stage():
         if (run_dir / name / RECORD).is_file():
             continue
-        for setting in refused_of_stage(stage):
-            review.error(
-                "", f"launcher: torchrun can't do this yet: {setting} (docs/ranks.md lists what ranks can do)."
-            )
+        for setting in refused_of_stage(stage, launch):
+            review.error("", f"Several ranks can't do this yet: {setting} (docs/ranks.md lists what ranks can do).")
 
 
 def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
@@ -46,7 +47,7 @@ def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
         review.leave(f"whether the cluster at {launch.address} has room for {'; '.join(asked_of_ray(launch))}")
         return
     asked = {"CPU": 0.0, "GPU": 0.0, "memory": 0.0}
-    for pool in launch.pools.by_role().values():
+    for pool in (launch.rank_pool, *launch.pools.by_role().values()):
         for name, amount in pool.resources.items():
             asked[name] += pool.replicas * amount
     has = {"CPU": float(usable_cores()), "GPU": asked["GPU"], "memory": float(probes.memory_bytes() or asked["memory"])}
@@ -56,7 +57,7 @@ def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
     if lacking:
         wanted = {name: amount for name, amount in asked.items() if amount}
         review.error(
-            "launch.pools",
+            "launch" if launch.num_ranks else "launch.pools",
             f"They ask for {resource_words(wanted)} ({'; '.join(asked_of_ray(launch))}), and a cluster that is started on this machine has "
             f"{resource_words({name: has[name] for name in lacking})}; lower them, or name a cluster in launch.address.",
             ConfigError,

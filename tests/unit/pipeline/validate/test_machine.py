@@ -109,6 +109,14 @@ def test_pools_that_this_machine_can_never_hold_are_told_without_ray(tree):
     assert not problems_of({**tree, "launch": {"launcher": "ray", "address": "auto", "pools": {"engines": engines}}})
 
 
+def test_ranks_on_one_machine_are_counted_with_the_pools(tree):
+    launch = {"launcher": "ray", "processes_per_node": usable_cores(), "pools": {"engines": {}}}
+    problem = only_problem({**tree, "launch": launch})
+    assert (problem.key, problem.level) == ("launch", "error")
+    assert f"ranks: 1 x ({usable_cores()} CPU)" in problem.message
+    assert not problems_of({**tree, "launch": {"launcher": "ray", "nodes": 2, "gpus_per_node": 8}})
+
+
 def test_ray_that_is_not_there_is_told_with_its_extra(tree, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
@@ -137,6 +145,10 @@ def test_environments_that_a_pool_does_not_play_and_times_that_do_not_fit_are_to
 
 def test_what_ranks_can_not_do_is_told_where_the_recipe_starts_them(tree):
     stage = next(name for name, stage in tree["stages"].items() if stage["kind"] == "sft")
-    problem = only_problem({**changed(tree, stage, compiled=True), "launch": "torchrun"})
-    assert (problem.stage, problem.kind) == (stage, ConfigError)
-    assert "compiled" in problem.message
+    over_nodes = {"launcher": "ray", "nodes": 2, "gpus_per_node": 8}
+    for launch in ("torchrun", over_nodes):
+        problem = only_problem({**changed(tree, stage, compiled=True), "launch": launch})
+        assert (problem.stage, problem.kind) == (stage, ConfigError)
+        assert "compiled" in problem.message
+    problem = only_problem({**tree, "launch": {**over_nodes, "pools": {"engines": {}, "reward": {}}}})
+    assert problem.key == "launch.pools.reward"
