@@ -60,3 +60,12 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError, TypeError):  # no glibc; on Windows no name at all
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(mallopt(M_TRIM_THRESHOLD, MOST_FREE))
+
+
+def give_back_freed_memory() -> None:
+    """Return to the system what this process has freed and glibc still holds, such as after a model was loaded; elsewhere nothing."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # no glibc; on Windows no name at all
+        return
+    trim(0)

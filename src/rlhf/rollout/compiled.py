@@ -34,7 +34,7 @@ from rlhf.native.kernels import (
     TiledLinear,
     can_tile,
 )
-from rlhf.rollout.fused import FusedLayer, FusedModel, HeadNorm, Product, RowAttention
+from rlhf.rollout.fused import FusedLayer, FusedModel, HeadNorm, Norm, Product, RowAttention
 from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
 from rlhf.rollout.sampling_attention import DecodeLayout
 
@@ -43,7 +43,7 @@ SILU = (nn.SiLU, SiLUActivation)
 
 
 class CompiledModel(FusedModel):
-    """Decoding steps through C; prompts as in ``FusedModel``."""
+    """Decoding steps through C; of prompts attention, norms and gates."""
 
     attends_itself = True
 
@@ -130,12 +130,15 @@ class CompiledModel(FusedModel):
             layout.derived[layer.module] = _layer(layer, layout)
         return self._kernels.attend(qkv, step, layout.derived[layer.module])
 
+    @override
+    def _normed(self, norm: Norm, x: Tensor) -> Tensor:
+        out = torch.empty(x.shape, dtype=self.dtype, device="cpu")
+        self._kernels.norm(x, out, float(norm.eps))
+        return out
+
+    @override
     def _activated(self, layer: FusedLayer, gate_up: Tensor) -> Tensor:
-        """[R, I] of [R, 2 * I]."""
-        if isinstance(layer.activation, SILU):
-            return self._kernels.silu_product(gate_up)
-        gate, up = gate_up.chunk(2, dim=1)
-        return layer.activation(gate).mul_(up)
+        return self._kernels.silu_product(gate_up) if isinstance(layer.activation, SILU) else super()._activated(layer, gate_up)
 
     def _step(self, positions: Tensor, layout: DecodeLayout) -> DecodeStep:
         assert self.rotations is not None, "prepare() comes before hidden()"

@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from rlhf.allocator import give_back_freed_memory
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ModelError
 from rlhf.models.device import placed_on
@@ -86,7 +87,11 @@ class ServedModel(ServedPolicy):
             ModelError: It is not available or damaged.
         """
         with placed_on(device):
-            return cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
+            served = cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
+        if served._fused is not None:
+            served._fused.release(served.model)  # which nobody else has
+        give_back_freed_memory()
+        return served
 
     @property
     def how(self) -> str:
