@@ -34,7 +34,7 @@ from rlhf.native.kernels import (
     TiledLinear,
     can_tile,
 )
-from rlhf.rollout.fused import FusedLayer, FusedModel, HeadNorm, Norm, Product, RowAttention
+from rlhf.rollout.fused import FusedLayer, FusedModel, HeadNorm, Norm, Product, RowAttention, filled_up
 from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
 from rlhf.rollout.sampling_attention import DecodeLayout
 
@@ -81,20 +81,22 @@ class CompiledModel(FusedModel):
         if self._weights is not None:
             self._decode(x, step, self._weights, layout)
             return x
-        kernels = self._kernels
-        normed = torch.empty(x.shape, dtype=self.dtype, device="cpu")
+        kernels, rows = self._kernels, len(x)
+        normed = torch.empty(filled_up(rows), x.shape[1], dtype=self.dtype, device="cpu")  # what is behind the rows is not read
         kernels.norm(x, normed, self._floors[0][0])
         for number, (layer, (_, floor)) in enumerate(zip(self.layers, self._floors, strict=True)):
-            kernels.add_norm(x, layer.out(self._attended(layer, layer.qkv(normed), step, layout)), normed, floor)
+            seen = self._attended(layer, layer.qkv(normed)[:rows], step, layout)
+            kernels.add_norm(x, layer.out(F.pad(seen, (0, 0, 0, len(normed) - rows))), normed, floor)
             y = layer.down(self._activated(layer, layer.gate_up(normed)))
             if number + 1 < len(self.layers):
                 kernels.add_norm(x, y, normed, self._floors[number + 1][0])
-        return x.add_(y)
+        return x.add_(y[:rows])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, V] at temperature 1, in ``dtype`` where the head gives them as they are; ``draw`` reads them so."""
         if self.head.transform == LogitTransform():
-            return self.vocabulary(self.norm(hidden))
+            x = self._normed(self.norm, hidden)
+            return self.vocabulary(F.pad(x, (0, 0, 0, filled_up(len(x)) - len(x))))[: len(x)]
         return super().logits(hidden)
 
     def draw(self, logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Tensor | None = None) -> Draw:
@@ -133,7 +135,7 @@ class CompiledModel(FusedModel):
     @override
     def _normed(self, norm: Norm, x: Tensor) -> Tensor:
         out = torch.empty(x.shape, dtype=self.dtype, device="cpu")
-        self._kernels.norm(x, out, float(norm.eps))
+        self._kernels.norm(x.contiguous(), out, float(norm.eps))
         return out
 
     @override
