@@ -107,7 +107,9 @@ class KVCache:
 
         def table(name: str, like: Tensor, first: int, second: int, dtype: torch.dtype) -> Tensor:
             buffer = self._buffers.setdefault((module, name), Buffer())
-            there = buffer.room(like.shape[1] * second * like.shape[2], like, dtype)  # others may join without a new table
+            there = buffer.room(
+                like.shape[1] * second * like.shape[2], like, dtype
+            )  # others may join without a new table
             return buffer.view((max(first, there), like.shape[1], second, like.shape[2]), like, dtype)
 
         layer = self.layers[module] = LayerCache(

@@ -82,7 +82,9 @@ class CompiledModel(FusedModel):
             self._decode(x, step, self._weights, layout)
             return x
         kernels, rows = self._kernels, len(x)
-        normed = torch.empty(filled_up(rows), x.shape[1], dtype=self.dtype, device="cpu")  # what is behind the rows is not read
+        normed = torch.empty(
+            filled_up(rows), x.shape[1], dtype=self.dtype, device="cpu"
+        )  # what is behind the rows is not read
         kernels.norm(x, normed, self._floors[0][0])
         for number, (layer, (_, floor)) in enumerate(zip(self.layers, self._floors, strict=True)):
             seen = self._attended(layer, layer.qkv(normed)[:rows], step, layout)
@@ -140,7 +142,11 @@ class CompiledModel(FusedModel):
 
     @override
     def _activated(self, layer: FusedLayer, gate_up: Tensor) -> Tensor:
-        return self._kernels.silu_product(gate_up) if isinstance(layer.activation, SILU) else super()._activated(layer, gate_up)
+        return (
+            self._kernels.silu_product(gate_up)
+            if isinstance(layer.activation, SILU)
+            else super()._activated(layer, gate_up)
+        )
 
     def _step(self, positions: Tensor, layout: DecodeLayout) -> DecodeStep:
         assert self.rotations is not None, "prepare() comes before hidden()"

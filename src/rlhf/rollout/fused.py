@@ -195,7 +195,9 @@ class FusedModel:
         assert self.rotations is not None, "prepare() comes before hidden()"
         rotation = self.rotations.index_select(0, positions)
         for layer in self.layers:
-            query, key, value = (heads[:count] for heads in self._heads(layer, self._normed(layer.before_attention, x), rotation))
+            query, key, value = (
+                heads[:count] for heads in self._heads(layer, self._normed(layer.before_attention, x), rotation)
+            )
             seen = layout.attend_rows(layer.module, query, key, value, layer.settings).view(count, -1)
             x.add_(layer.out(seen if len(x) == count else F.pad(seen, (0, 0, 0, len(x) - count))))
             x.add_(layer.down(self._activated(layer, layer.gate_up(self._normed(layer.before_mlp, x)))))

@@ -155,7 +155,12 @@ def test_prompts_of_one_pass_attend_in_c_as_they_do_alone(family: str):
     decoder.prefill([decoder.begin(prompts[0])], np.arange(1), ROOM)
     readings = [decoder.begin(prompt) for prompt in prompts]
     decoder.read_ahead(readings[1], 17)
-    assert [len(prompt) - reading.num_unread for prompt, reading in zip(prompts, readings, strict=True)] == [41, 54, 37, 0]
+    assert [len(prompt) - reading.num_unread for prompt, reading in zip(prompts, readings, strict=True)] == [
+        41,
+        54,
+        37,
+        0,
+    ]
     got = decoder.join(readings, np.arange(4)).float()
     after = decoder.step(torch.tensor([9, 11, 12, 13, 14])).float()[1:]
     alone = [whole(model, [prompt], [[token]]) for prompt, token in zip(prompts, (11, 12, 13, 14), strict=True)]
