@@ -33,7 +33,7 @@ from rlhf.serving.live_batch import LiveBatch
 from rlhf.serving.served_policy import DEFAULT_CONTEXT, ServedPolicy
 
 Products = Literal["float32", "bfloat16"]
-PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 2048
+PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
 """Prompt tokens in one forward pass: on a CPU more are no faster, take memory, and have first tokens wait."""
 PROBE_TOKENS = 48
 """Of the prompts on which the ways to compute are compared."""
