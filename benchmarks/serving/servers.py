@@ -98,7 +98,8 @@ class Running:
     model: str
     started_seconds: float
     peak_bytes: int = 0
-    """Of the resident pages of all its processes, those that several share counted once (PSS)."""
+    """Of the resident pages of all its processes, those that several share counted once (PSS); but all of the largest process's, whatever
+    else on this machine has the same libraries loaded."""
 
 
 @contextmanager
@@ -146,7 +147,8 @@ def _watch(pid: int, seen: Running, stop: threading.Event) -> None:
     while not stop.wait(1.0):
         with suppress(psutil.Error):
             family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-            seen.peak_bytes = max(seen.peak_bytes, sum(each.memory_full_info().pss for each in family))
+            held = [each.memory_full_info() for each in family]
+            seen.peak_bytes = max(seen.peak_bytes, sum(one.pss for one in held), *(one.rss for one in held))
 
 
 def _answers(url: str) -> bool:

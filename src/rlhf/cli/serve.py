@@ -198,12 +198,14 @@ def _serve(
     traces: str | None,
     shares_file: Path | None,
 ) -> None:
+    from rlhf.allocator import keep_small_blocks
     from rlhf.cli.stores import opened_store
     from rlhf.models.sources import check_there
     from rlhf.training.console import setup_logging
     from rlhf.web.server_settings import WebSettings
 
     assert isinstance(web, WebSettings)
+    keep_small_blocks()
     setup_logging(level="INFO")  # which version answers is news that an operator wants
     for source in models.values():
         if source.registry is None:

@@ -35,6 +35,7 @@ typedef struct {
     int64_t heads, kv_heads;
     int64_t window;          /* positions that a query sees, itself included; 0: all */
     int64_t chunk;           /* a query sees its own chunk of so many positions; 0: all */
+    int64_t known;           /* 1: a prefix that has branches has no queries, in `forward` alone */
     float scaling;
     const run_t *runs;       /* each tree's prefix, then its branches */
     const int64_t *trees;    /* [trees + 1] where a tree's runs begin */
@@ -199,6 +200,7 @@ void forward(const batch_t *batch, float *memory, int64_t first, int64_t last) {
             int64_t start = run ? prefix : 0;
             segment_t segments[2] = {{0, run ? prefix : 0, 0}, {start, runs[run].length, run ? behind : 0}};
             lay_keys(batch, &at, runs[run], kv_head, segments[1].at);
+            if (batch->known && !run && count > 1) continue;
             for (int64_t head = kv_head * repeats; head < (kv_head + 1) * repeats; head++)
                 for (int64_t q = 0; q < runs[run].length; q += BAND)
                     attend_rows(batch, &at, segments, head, runs[run].first + q, start + q, LEAST(BAND, runs[run].length - q));

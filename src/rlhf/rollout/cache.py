@@ -19,6 +19,8 @@ from rlhf.models.attention import AttentionSettings
 
 GROW_BLOCK = 64
 """Tokens by which the room for completions grows."""
+MOST_SLACK = 2
+"""Places of a table for prompts to those that are asked for, where it keeps the larger of both axes so as not to be made again soon."""
 
 
 class Buffer:
@@ -31,6 +33,12 @@ class Buffer:
     def num_bytes(self) -> int:
         """What it holds."""
         return self._memory.nbytes if self._memory is not None else 0
+
+    def room(self, size: int, like: Tensor, dtype: torch.dtype) -> int:
+        """How many parts of so many numbers it could hand out without more memory."""
+        memory = self._memory
+        usable = memory is not None and memory.dtype == dtype and memory.device == like.device
+        return memory.numel() // size if memory is not None and usable else 0
 
     def view(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of this shape, not initialized, on the device of ``like``; the one given before becomes invalid."""
@@ -99,7 +107,10 @@ class KVCache:
 
         def table(name: str, like: Tensor, first: int, second: int, dtype: torch.dtype) -> Tensor:
             buffer = self._buffers.setdefault((module, name), Buffer())
-            return buffer.view((first, like.shape[1], second, like.shape[2]), like, dtype)
+            there = buffer.room(
+                like.shape[1] * second * like.shape[2], like, dtype
+            )  # others may join without a new table
+            return buffer.view((max(first, there), like.shape[1], second, like.shape[2]), like, dtype)
 
         layer = self.layers[module] = LayerCache(
             prompt_keys=table("prompt_keys", key, prompts, longest, _cache_dtype(key)),
@@ -139,13 +150,16 @@ class KVCache:
             have = (*layer.prompt_keys.shape[:3:2], layer.keys.shape[0])
             if have[0] >= prompts and have[1] >= longest and have[2] >= rows:
                 continue
+            first, second = max(have[0], prompts + prompts // 4), max(have[1], longest)
+            if first * second > MOST_SLACK * prompts * longest:
+                first, second = prompts, longest
             for name in ("prompt_keys", "prompt_values"):  # all of them: what one no longer needs, another may
-                old, new = self._replace(module, name, first=prompts, second=longest)
-                both = min(old.shape[2], longest)
+                old, new = self._replace(module, name, first=first, second=second)
+                both = min(old.shape[2], second)
                 new[: live[0], :, :both] = old[: live[0], :, :both]
                 new[: live[0], :, both:] = 0
             for name in ("keys", "values"):
-                old, new = self._replace(module, name, first=rows, second=layer.keys.shape[2])
+                old, new = self._replace(module, name, first=rows + rows // 4, second=layer.keys.shape[2])
                 new[: live[1]] = old[: live[1]]
 
     def clear_rows(self, first: int, last: int, filled: int) -> None:

@@ -34,7 +34,7 @@ from rlhf.native.kernels import (
     TiledLinear,
     can_tile,
 )
-from rlhf.rollout.fused import FusedLayer, FusedModel, HeadNorm, Product, RowAttention
+from rlhf.rollout.fused import FusedLayer, FusedModel, HeadNorm, Norm, Product, RowAttention, filled_up
 from rlhf.rollout.sampling import BLOCK, Draw, draw, is_plain
 from rlhf.rollout.sampling_attention import DecodeLayout
 
@@ -43,7 +43,7 @@ SILU = (nn.SiLU, SiLUActivation)
 
 
 class CompiledModel(FusedModel):
-    """Decoding steps through C; prompts as in ``FusedModel``."""
+    """Decoding steps through C; of prompts attention, norms and gates."""
 
     attends_itself = True
 
@@ -81,20 +81,24 @@ class CompiledModel(FusedModel):
         if self._weights is not None:
             self._decode(x, step, self._weights, layout)
             return x
-        kernels = self._kernels
-        normed = torch.empty(x.shape, dtype=self.dtype, device="cpu")
+        kernels, rows = self._kernels, len(x)
+        normed = torch.empty(
+            filled_up(rows), x.shape[1], dtype=self.dtype, device="cpu"
+        )  # what is behind the rows is not read
         kernels.norm(x, normed, self._floors[0][0])
         for number, (layer, (_, floor)) in enumerate(zip(self.layers, self._floors, strict=True)):
-            kernels.add_norm(x, layer.out(self._attended(layer, layer.qkv(normed), step, layout)), normed, floor)
+            seen = self._attended(layer, layer.qkv(normed)[:rows], step, layout)
+            kernels.add_norm(x, layer.out(F.pad(seen, (0, 0, 0, len(normed) - rows))), normed, floor)
             y = layer.down(self._activated(layer, layer.gate_up(normed)))
             if number + 1 < len(self.layers):
                 kernels.add_norm(x, y, normed, self._floors[number + 1][0])
-        return x.add_(y)
+        return x.add_(y[:rows])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, V] at temperature 1, in ``dtype`` where the head gives them as they are; ``draw`` reads them so."""
         if self.head.transform == LogitTransform():
-            return self.vocabulary(self.norm(hidden))
+            x = self._normed(self.norm, hidden)
+            return self.vocabulary(F.pad(x, (0, 0, 0, filled_up(len(x)) - len(x))))[: len(x)]
         return super().logits(hidden)
 
     def draw(self, logits: Tensor, uniform: Tensor, sampling: SamplingConfig, *, seen: Tensor | None = None) -> Draw:
@@ -130,12 +134,19 @@ class CompiledModel(FusedModel):
             layout.derived[layer.module] = _layer(layer, layout)
         return self._kernels.attend(qkv, step, layout.derived[layer.module])
 
+    @override
+    def _normed(self, norm: Norm, x: Tensor) -> Tensor:
+        out = torch.empty(x.shape, dtype=self.dtype, device="cpu")
+        self._kernels.norm(x.contiguous(), out, float(norm.eps))
+        return out
+
+    @override
     def _activated(self, layer: FusedLayer, gate_up: Tensor) -> Tensor:
-        """[R, I] of [R, 2 * I]."""
-        if isinstance(layer.activation, SILU):
-            return self._kernels.silu_product(gate_up)
-        gate, up = gate_up.chunk(2, dim=1)
-        return layer.activation(gate).mul_(up)
+        return (
+            self._kernels.silu_product(gate_up)
+            if isinstance(layer.activation, SILU)
+            else super()._activated(layer, gate_up)
+        )
 
     def _step(self, positions: Tensor, layout: DecodeLayout) -> DecodeStep:
         assert self.rotations is not None, "prepare() comes before hidden()"

@@ -46,6 +46,8 @@ class PackedDecoder:
         cache.wide_rows = not (fused is not None and fused.attends_itself)
         self.max_prefill_tokens = max_prefill_tokens
         self.fused = fused
+        self.in_c = fused is not None and fused.attends_itself
+        """Whether prompts attend in C, as decoding steps do."""
         self.first_position = 0
         """Of every prompt's first token; a comparison moves it."""
 
@@ -123,7 +125,7 @@ class PackedDecoder:
         """[B, H] hidden states of each prompt's last token; fills the cache."""
         tokens = torch.tensor([token for ids in prompts for token in ids], device=self.device)
         positions = torch.cat([torch.arange(len(ids), device=self.device) for ids in prompts])
-        layout = PrefillLayout.of(prompts, self.cache, shape, first, self.device)
+        layout = PrefillLayout.of(prompts, self.cache, shape, first, self.device, in_c=self.in_c)
         hidden = self._hidden(tokens, positions, layout)
         last = torch.tensor(np.cumsum([len(ids) for ids in prompts]) - 1, device=self.device)
         return hidden.index_select(0, last)

@@ -30,6 +30,8 @@ FIRST_BLOCKS = 16
 class _Sequence:
     blocks: list[int]
     length: int
+    places: Tensor | None = None
+    """int64 [blocks * block_tokens] where each token is, blocks end to end; worked out when it is needed."""
 
 
 class PagedKVCache:
@@ -191,9 +193,22 @@ class PagedKVCache:
             raise DataError(
                 f"Sequence {name!r} shares its tokens from {first} on with another; only what follows may be written."
             )
-        blocks, offsets = self._places(sequence, first, last)
-        self._memory[layer, 0, blocks, offsets] = keys.detach().to(self._memory)
-        self._memory[layer, 1, blocks, offsets] = values.detach().to(self._memory)
+        places = self._places(sequence)[first:last]
+        for memory, new in zip(self._memory[layer].flatten(1, 2), (keys, values), strict=True):
+            memory.index_copy_(0, places, new.detach().to(memory))
+
+    def tokens(self, layer: int, name: Hashable, count: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, [count, kv_heads, D] each, of a sequence's first tokens.
+
+        Raises:
+            DataError: There is no such layer or sequence, or it has fewer tokens.
+        """
+        self._check_layer(layer)
+        sequence = self._find(name)
+        self._check_count(name, sequence, count)
+        places = self._places(sequence)[:count]
+        keys, values = (memory.index_select(0, places) for memory in self._memory[layer].flatten(1, 2))
+        return keys, values
 
     def read(
         self, layer: int, names: Sequence[Hashable], counts: Sequence[int] | None = None
@@ -215,11 +230,9 @@ class PagedKVCache:
         if not names:
             raise DataError("read() was given no sequence; name at least one.")
         sequences = [self._find(name) for name in names]
-        held = [sequence.length for sequence in sequences]
-        wanted = list(counts) if counts is not None else held
-        for name, count, most in zip(names, wanted, held, strict=True):
-            if not 0 <= count <= most:
-                raise DataError(f"Sequence {name!r} has {most} tokens; {count} of them can't be read.")
+        wanted = list(counts) if counts is not None else [sequence.length for sequence in sequences]
+        for name, count, sequence in zip(names, wanted, sequences, strict=True):
+            self._check_count(name, sequence, count)
         lengths = torch.tensor(wanted, device=self._memory.device)
         longest = max(wanted)
         widest = -(-longest // self.block_tokens)
@@ -232,11 +245,13 @@ class PagedKVCache:
         )  # fmt: skip
         return keys, values, mask
 
-    def _places(self, sequence: _Sequence, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Block and place inside it of the tokens from ``first`` to before ``last``."""
-        tokens = torch.arange(first, last)
-        blocks = torch.tensor(sequence.blocks, dtype=torch.int64)[tokens // self.block_tokens]
-        return blocks.to(self._memory.device), (tokens % self.block_tokens).to(self._memory.device)
+    def _places(self, sequence: _Sequence) -> Tensor:
+        """Where the tokens of a sequence are among all, blocks end to end."""
+        if sequence.places is None or len(sequence.places) != len(sequence.blocks) * self.block_tokens:
+            blocks = torch.tensor(sequence.blocks, dtype=torch.int64)[:, None]
+            places = blocks * self.block_tokens + torch.arange(self.block_tokens)
+            sequence.places = places.flatten().to(self._memory.device)
+        return sequence.places
 
     def _take(self, count: int, name: Hashable) -> list[int]:
         if count > self.free_blocks:
@@ -271,6 +286,10 @@ class PagedKVCache:
         count = len(self._memory)
         if not 0 <= layer < count:
             raise DataError(f"The cache has no layer {layer}; its {count} are counted from 0 to {count - 1}.")
+
+    def _check_count(self, name: Hashable, sequence: _Sequence, count: int) -> None:
+        if not 0 <= count <= sequence.length:
+            raise DataError(f"Sequence {name!r} has {sequence.length} tokens; {count} of them can't be read.")
 
     def _check_shape(self, what: str, given: Tensor) -> None:
         """Two of the axes could broadcast to the cache's silently."""

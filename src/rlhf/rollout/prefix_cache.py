@@ -84,13 +84,10 @@ class PrefixCache:
         self._prompts.move_to_end(best)
         return KeptPrefix(best, length)
 
-    def read(self, module: nn.Module, prefixes: Sequence[KeptPrefix]) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv_heads, T, D] of an attention layer; T is the longest of the prefixes, zeros fill up."""
+    def read(self, module: nn.Module, prefix: KeptPrefix) -> tuple[Tensor, Tensor]:
+        """Keys and values [T, kv_heads, D] of an attention layer for the T tokens of a prefix, which has some."""
         assert self._pages is not None
-        there = next(prefix.name for prefix in prefixes if prefix.length)
-        names = [prefix.name if prefix.length else there for prefix in prefixes]
-        keys, values, _ = self._pages.read(self._layers[module], names, [prefix.length for prefix in prefixes])
-        return keys, values
+        return self._pages.tokens(self._layers[module], prefix.name, prefix.length)
 
     def begin(self, ids: Sequence[int], prefix: KeptPrefix, scope: Hashable = None) -> int | None:
         """Room for a prompt, of which ``prefix`` is there; the rest is to be written.

@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.models.attention import AttentionSettings, attend
+from rlhf.native.kernels import Trees
 from rlhf.rollout.cache import KVCache
 from rlhf.rollout.fused import FusedModel
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.prefix_cache import KeptPrefix, PrefixCache, fits_pages
-from rlhf.rollout.sampling_attention import MaskKind, PrefillLayout, RowLayout, _seen
+from rlhf.rollout.sampling_attention import (
+    MaskKind,
+    PrefillLayout,
+    RowLayout,
+    _seen,
+    attend_known,
+    prompt_trees,
+)
 
 
 class PromptReading(Sequence[int]):
@@ -71,55 +79,60 @@ class ContinuedLayout(RowLayout):
     joins: bool
     """Whether the prompts get their place in the tables of the live rows."""
     device: torch.device
-    table: Tensor = field(init=False)
-    """int64 [B, J] where each position is in known and read tokens side by side; padding is at 0."""
-    is_token: Tensor = field(init=False)
-    """bool [B, J]."""
+    trees: Trees | None = None
+    """Which rows see which, where attention is in C."""
     masks: dict[MaskKind, Tensor | None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        total, widest = self.known + self.counts, int(self.known.max())
-        place = np.arange(int(total.max()))[None]
-        known = self.known[:, None]
-        table = np.where(place < known, place, widest + place - known)
-        there = place < total[:, None]
-        self.table = torch.from_numpy(np.where(there, table, 0)).to(self.device)
-        self.is_token = torch.from_numpy(there).to(self.device)
+    @property
+    def longest(self) -> int:
+        """J."""
+        return int((self.known + self.counts).max())
 
     def attend_rows(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """query [N, heads, D], key and value [N, kv_heads, D] -> [N, heads, D']."""
-        self._keep(module, key, value)
-        q, keys, values = (self.own._padded(x) for x in (query, key, value))
-        if self.known.any():
-            former = self.prefixes.read(module, [reading.prefix for reading in self.readings])
-            keys, values = (self._behind(a, b) for a, b in zip(former, (keys, values), strict=True))
+        own, size = self.own, len(self.readings)
+        former = self._exchanged(module, key, value)
+        tables = []
         if self.joins:
-            cache, first = self.own.cache, self.own.first
-            layer = cache.layers.get(module) or cache.make_layer(module, key, value, self.own.shape, settings)
-            longest = keys.shape[2]
-            for table, new in ((layer.prompt_keys, keys), (layer.prompt_values, values)):
-                table[first : first + len(new), :, :longest] = new
-                table[first : first + len(new), :, longest:] = (
-                    0  # memory as it was may hold NaN, which no mask can hide
-                )
-        out = attend(q, keys, values, self._mask(settings), settings, training=False)
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.own.places)
+            layer = own.cache.layers.get(module) or own.cache.make_layer(module, key, value, own.shape, settings)
+            tables = [table[own.first : own.first + size] for table in (layer.prompt_keys, layer.prompt_values)]
+        elif self.trees is None:
+            tables = [new.new_empty(size, new.shape[1], self.longest, new.shape[2]) for new in (key, value)]
+        for table, new, before in zip(tables, (key, value), former, strict=False):
+            self._fill(table, new, before)
+        if self.trees is not None:
+            keys, values = (torch.cat([new, *before]) for new, before in zip((key, value), former, strict=True))
+            return attend_known(query, keys, values, self.trees, settings)
+        keys, values = (table[:, :, : self.longest].to(query.dtype) for table in tables)
+        out = attend(own.padded(query), keys, values, self._mask(settings), settings, training=False)
+        return own.unpadded(out)
 
-    def _behind(self, former: Tensor, new: Tensor) -> Tensor:
-        """[B, kv_heads, J, D] of known [B, kv_heads, T, D] and read [B, kv_heads, Q, D] tokens; padded with zeros on the right."""
-        both = torch.cat([former.to(new.dtype), new], dim=2)
-        index = self.table[:, None, :, None].expand(-1, both.shape[1], -1, both.shape[3])
-        return both.gather(2, index).mul_(self.is_token[:, None, :, None])
-
-    def _keep(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
-        """Into the cache of prefixes, where a prompt has room in it."""
-        last = 0
+    def _exchanged(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values [T, kv_heads, D] of what is known of each prompt of which something is; what was read goes into the cache of
+        prefixes, where a prompt has room in it."""
+        keys, values, last = [], [], 0
         for reading, known, count in zip(self.readings, self.known.tolist(), self.counts.tolist(), strict=True):
             first, last = last, last + count
             if reading.name is not None:
                 self.prefixes.write(module, reading.name, known, key[first:last], value[first:last])
+            if known:
+                former = self.prefixes.read(module, reading.prefix)
+                keys.append(former[0])
+                values.append(former[1])
+        return keys, values
+
+    def _fill(self, table: Tensor, new: Tensor, former: list[Tensor]) -> None:
+        """Known and read tokens [.., kv_heads, D] into a table [B, kv_heads, J or more, D], and zeros behind them."""
+        last, before = 0, iter(former)
+        for place, (known, count) in enumerate(zip(self.known.tolist(), self.counts.tolist(), strict=True)):
+            first, last = last, last + count
+            tokens = table[place].transpose(0, 1)
+            if known:
+                tokens[:known] = next(before)
+            tokens[known : known + count] = new[first:last]
+            tokens[known + count :] = 0  # memory as it was may hold NaN, which no mask can hide
 
     def _mask(self, settings: AttentionSettings) -> Tensor | None:
         """bool [B, 1, Q, J] what each token sees, itself included; None for plain causal attention."""
@@ -130,7 +143,7 @@ class ContinuedLayout(RowLayout):
             else:
                 known = torch.from_numpy(self.known).to(self.device)[:, None, None]
                 queries = known + torch.arange(int(self.counts.max()), device=self.device)[None, :, None]
-                keys = torch.arange(self.table.shape[1], device=self.device)[None, None]
+                keys = torch.arange(self.longest, device=self.device)[None, None]
                 seen = _seen(queries, keys, kind)
                 mask = keys <= queries if seen is None else seen & (keys <= queries)
                 self.masks[kind] = mask[:, None]
@@ -224,6 +237,7 @@ class PrefixDecoder(PackedDecoder):
             counts=np.array(counts),
             joins=joins,
             device=self.device,
+            trees=prompt_trees(counts, known) if self.in_c else None,
         )
         return self._hidden(tokens, positions, layout)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.attention import AttentionSettings, attend
+from rlhf.native.kernels import Trees, attend_behind
 from rlhf.rollout.cache import GROW_BLOCK, KVCache
 
 MaskKind = tuple[int | None, int | None]
@@ -54,12 +55,14 @@ class PrefillLayout(RowLayout):
     """P, L, R, C of the whole cache."""
     first: int
     """Place in the cache of the first prompt on this row; the others follow."""
-    rows: Tensor
-    """int64 [B * Q] rows of the packed tokens, prompt by prompt, padded with the prompt's first row."""
+    rows: Tensor | None
+    """int64 [B * Q] rows of the packed tokens, prompt by prompt, padded with the prompt's first row; None where all are equally long."""
     size: tuple[int, int]
     """B, Q."""
-    places: Tensor
-    """int64 [N] position of each packed row among the padded ones."""
+    places: Tensor | None
+    """int64 [N] position of each packed row among the padded ones; likewise."""
+    trees: Trees | None = None
+    """Which rows see which, where attention is in C."""
     masks: dict[MaskKind, Tensor | None] = field(default_factory=dict)
 
     @classmethod
@@ -70,10 +73,15 @@ class PrefillLayout(RowLayout):
         shape: tuple[int, int, int, int],
         first: int,
         device: torch.device,
+        *,
+        in_c: bool = False,
     ) -> PrefillLayout:
-        """The layout of prompts laid end to end."""
+        """The layout of prompts laid end to end; ``in_c`` for attention in C."""
+        trees = prompt_trees([len(ids) for ids in prompts]) if in_c else None
         lengths = np.array([len(ids) for ids in prompts])
         longest = int(lengths.max())
+        if int(lengths.min()) == longest:
+            return cls(cache, shape, first, rows=None, size=(len(prompts), longest), places=None, trees=trees)
         starts = np.cumsum(lengths) - lengths
         inside = np.arange(longest)[None] < lengths[:, None]
         rows = np.where(inside, starts[:, None] + np.arange(longest), starts[:, None])
@@ -85,25 +93,34 @@ class PrefillLayout(RowLayout):
             rows=torch.from_numpy(rows.reshape(-1)).to(device),
             size=(len(prompts), longest),
             places=torch.from_numpy(places).to(device),
+            trees=trees,
         )
 
     def attend_rows(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """query [N, heads, D], key and value [N, kv_heads, D] -> [N, heads, D']."""
-        q, k, v = (self._padded(x) for x in (query, key, value))
+        q, k, v = (self.padded(x) for x in (query, key, value))
         layer = self.cache.layers.get(module) or self.cache.make_layer(module, key, value, self.shape, settings)
         here, longest = slice(self.first, self.first + self.size[0]), self.size[1]
         for table, new in ((layer.prompt_keys, k), (layer.prompt_values, v)):
             table[here, :, :longest] = new
             table[here, :, longest:] = 0  # memory as it was found may hold NaN, which no mask can hide
+        if self.trees is not None:
+            return attend_known(query, key, value, self.trees, settings)
         # Prompts are padded on the right, so a plain causal mask hides the padding from every real query.
         out = attend(q, k, v, self._mask(settings, query.device), settings, training=False)
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
+        return self.unpadded(out)
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Tensor) -> Tensor:
         """[N, heads, D] -> [B, heads, Q, D]."""
-        return x.index_select(0, self.rows).unflatten(0, self.size).transpose(1, 2)
+        x = x if self.rows is None else x.index_select(0, self.rows)
+        return x.unflatten(0, self.size).transpose(1, 2)
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        """[B, heads, Q, D] -> [N, heads, D]."""
+        x = x.transpose(1, 2).flatten(0, 1)
+        return x if self.places is None else x.index_select(0, self.places)
 
     def _mask(self, settings: AttentionSettings, device: torch.device) -> Tensor | None:
         kind = (settings.sliding_window, settings.chunk)
@@ -112,6 +129,31 @@ class PrefillLayout(RowLayout):
             seen = _seen(position[:, None], position[None], kind)
             self.masks[kind] = None if seen is None else seen & (position[None] <= position[:, None])
         return self.masks[kind]
+
+
+def prompt_trees(counts: Sequence[int], known: Sequence[int] | None = None) -> Trees:
+    """Prompts as ``attend_known`` takes them.
+
+    Args:
+        counts: [B] tokens of each that are read now; their rows lie end to end.
+        known: [B] tokens before them that were read earlier, whose rows follow behind all of those; None for none.
+    """
+    branches: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    first, behind = 0, sum(counts)
+    for count, before in zip(counts, known or [0] * len(counts), strict=True):
+        if before:
+            branches[behind, before] = [(first, count)]
+        else:
+            branches[first, count] = []
+        first, behind = first + count, behind + before
+    return Trees.of(branches)
+
+
+def attend_known(query: Tensor, key: Tensor, value: Tensor, trees: Trees, settings: AttentionSettings) -> Tensor:
+    """Attention in C of the rows that are read, [N, heads, D], to keys and values [N + K, kv_heads, D] of read and of known ones."""
+    return attend_behind(
+        query, key, value, trees, scaling=settings.scaling, window=settings.sliding_window, chunk=settings.chunk
+    )
 
 
 @dataclass(frozen=True, slots=True)

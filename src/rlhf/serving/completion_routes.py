@@ -32,6 +32,7 @@ from rlhf.serving.token_texts import is_left_out, token_bytes, token_text
 
 router = APIRouter()
 FINGERPRINT = "X-Model-Fingerprint"
+ENCODER = json.JSONEncoder(ensure_ascii=False)
 Sent = Annotated[Any, Body()]
 
 
@@ -279,9 +280,11 @@ async def _stream(
     begun: set[int] = set()
     completed: dict[int, Completed] = {}
 
+    head = ENCODER.encode(form.head(form.chunk)).removesuffix("}")
+
     def said(choices: list[dict[str, Any]], **more: Any) -> str:
-        message = form.head(form.chunk) | {"choices": choices} | ({"usage": None} if with_usage else {}) | more
-        return f"data: {json.dumps(message, ensure_ascii=False)}\n\n"
+        own = {"choices": choices} | ({"usage": None} if with_usage else {}) | more
+        return f"data: {head}, {ENCODER.encode(own).removeprefix('{')}\n\n"
 
     try:
         async for index, event in _all_pieces(request, asked) if searched is None else searched.events(request):

@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from rlhf.allocator import give_back_freed_memory
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import ModelError
 from rlhf.models.device import placed_on
@@ -32,6 +33,8 @@ from rlhf.serving.live_batch import LiveBatch
 from rlhf.serving.served_policy import DEFAULT_CONTEXT, ServedPolicy
 
 Products = Literal["float32", "bfloat16"]
+PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
+"""Prompt tokens in one forward pass: on a CPU more are no faster, take memory, and have first tokens wait."""
 PROBE_TOKENS = 48
 """Of the prompts on which the ways to compute are compared."""
 
@@ -45,7 +48,7 @@ class ServedModel(ServedPolicy):
         products: Type of the matrix products, keys and values.
         compiled: Decode in C where the model's shape allows it.
         context: Most tokens of a prompt with its completion; None for what the model was made for.
-        max_prefill_tokens: Prompt tokens in one forward pass.
+        max_prefill_tokens: Prompt tokens in one forward pass; None for what the device is fastest with.
         prefix_tokens: Tokens of read prompts that are kept for later requests.
     """
 
@@ -57,7 +60,7 @@ class ServedModel(ServedPolicy):
         products: Products = "float32",
         compiled: bool = True,
         context: int | None = None,
-        max_prefill_tokens: int = 8192,
+        max_prefill_tokens: int | None = None,
         prefix_tokens: int = 32_768,
     ) -> None:
         if isinstance(policy.model, PeftModel):
@@ -72,7 +75,8 @@ class ServedModel(ServedPolicy):
         self.context = min(filter(None, (context, made_for)), default=DEFAULT_CONTEXT)
         self.vocabulary = int(config.vocab_size)
         self.prefixes = PrefixCache(prefix_tokens)
-        self.max_prefill_tokens = max_prefill_tokens
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        self.max_prefill_tokens = max_prefill_tokens or (CPU_PREFILL_TOKENS if on_cpu else PREFILL_TOKENS)
         self.ends = eos_ids(self.model, self.tokenizer)
         self.constraints = JsonConstraints(self.tokenizer, self.vocabulary, self.ends[0])
         self._fused = self._fuse(compiled=compiled)
@@ -86,7 +90,11 @@ class ServedModel(ServedPolicy):
             ModelError: It is not available or damaged.
         """
         with placed_on(device):
-            return cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
+            served = cls(PolicyModel.from_pretrained(source), source, **how)  # type: ignore[arg-type]
+        if served._fused is not None:
+            served._fused.release(served.model)  # which nobody else has
+        give_back_freed_memory()
+        return served
 
     @property
     def how(self) -> str:

@@ -15,7 +15,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.models.score import base_model
 from rlhf.rollout import fused as fused_module
 from rlhf.rollout.cache import KVCache
-from rlhf.rollout.fused import FusedModel, Projection, has_shape
+from rlhf.rollout.fused import FusedModel, Projection, filled_up, has_shape
 from rlhf.rollout.fused_selection import FusedChoice, compare
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.packed import PackedDecoder
@@ -239,3 +239,36 @@ def test_a_large_cache_is_given_back_to_training(word_tokenizer, monkeypatch):
     monkeypatch.setattr("rlhf.rollout.local.KEPT_BYTES", 1)
     ask(engine)
     assert not engine._cache._buffers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_whose_weights_were_released_samples_on(dtype):
+    model = build_family("llama")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    settings = compare(model, IDS)
+    assert settings is not None
+    fused = FusedModel(model, settings, dtype)
+    before = logits(model, fused)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    fused.release(model)
+    assert torch.equal(logits(model, fused), before)
+    assert sum(parameter.nbytes for parameter in model.parameters()) < size / 2
+    assert fused.embedding.dtype == dtype
+
+
+def test_an_embedding_that_bfloat16_would_round_stays():
+    model = build_family("llama")
+    settings = compare(model, IDS)
+    assert settings is not None
+    fused = FusedModel(model, settings, torch.bfloat16)
+    fused.release(model)
+    assert fused.embedding.dtype == torch.float32
+
+
+def test_rows_are_filled_up_to_few_numbers_and_by_an_eighth_at_most():
+    filled = {rows: filled_up(rows) for rows in range(1, 4097)}
+    assert all(filled[rows] == rows for rows in range(1, 17))
+    assert all(rows <= more <= rows * 1.125 for rows, more in filled.items())
+    assert len(set(filled.values())) < 100

@@ -49,6 +49,21 @@ def test_what_was_written_is_read_back_layer_by_layer():
     assert torch.equal(values[0, :, :6], tokens(6)[1].transpose(0, 1))
 
 
+def test_the_first_tokens_of_a_sequence_are_read_from_blocks_in_any_order():
+    cache = build()
+    cache.allocate("first", 5)
+    cache.allocate("a", 6)
+    cache.free("first")
+    cache.extend("a", 9)
+    cache.write(1, "a", 0, *tokens(15))
+    for count in (0, 7, 15):
+        keys, values = cache.tokens(1, "a", count)
+        assert torch.equal(keys, tokens(15)[0][:count])
+        assert torch.equal(values, tokens(15)[1][:count])
+    with pytest.raises(DataError, match="has 15 tokens; 16 of them can't be read"):
+        cache.tokens(1, "a", 16)
+
+
 def test_sequences_of_unequal_length_are_read_side_by_side():
     cache = build()
     for name, count in (("a", 2), ("b", 7), ("empty", 0)):

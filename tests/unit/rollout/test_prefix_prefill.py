@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf.models.attention import install_attention
-from rlhf.rollout.cache import KVCache
+from rlhf.models.attention import AttentionSettings, install_attention
+from rlhf.rollout.cache import MOST_SLACK, KVCache
+from rlhf.rollout.compiled import CompiledModel
 from rlhf.rollout.fused_selection import FusedChoice
 from rlhf.rollout.packed import PackedDecoder
 from rlhf.rollout.prefix_cache import PrefixCache
@@ -138,3 +139,55 @@ def test_nothing_is_kept_where_nothing_may_be():
         assert not reading.can_wait
         decoder.prefill([reading], np.arange(1), ROOM)
     assert prefixes.num_bytes == 0
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@torch.no_grad()
+def test_prompts_of_one_pass_attend_in_c_as_they_do_alone(family: str):
+    """Known beginnings of several lengths and a prompt without one; Mistral's window is shorter than the prompts."""
+    model = build_family(family)
+    prompts = [*texts(5, 40, 9), texts(20, common=0)[0][::-1]]
+    fused = FusedChoice(compiled=True).build(model, prompts, torch.float32, max_new_tokens=ROOM)
+    assert isinstance(fused, CompiledModel)
+    decoder = PrefixDecoder(model, KVCache(), max_prefill_tokens=4096, prefixes=PrefixCache(800), fused=fused)
+    decoder.prefill([decoder.begin(prompts[0])], np.arange(1), ROOM)
+    decoder.prefill([decoder.begin(prompts[0])], np.arange(1), ROOM)
+    readings = [decoder.begin(prompt) for prompt in prompts]
+    decoder.read_ahead(readings[1], 17)
+    assert [len(prompt) - reading.num_unread for prompt, reading in zip(prompts, readings, strict=True)] == [
+        41,
+        54,
+        37,
+        0,
+    ]
+    got = decoder.join(readings, np.arange(4)).float()
+    after = decoder.step(torch.tensor([9, 11, 12, 13, 14])).float()[1:]
+    alone = [whole(model, [prompt], [[token]]) for prompt, token in zip(prompts, (11, 12, 13, 14), strict=True)]
+    torch.testing.assert_close(got, torch.cat([first for first, _ in alone]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(after, torch.cat([step for _, step in alone]), rtol=0, atol=1e-4)
+
+
+def test_tables_are_not_made_anew_for_every_prompt_that_joins():
+    cache, module = KVCache(), torch.nn.Identity()
+    key = torch.zeros(1, 2, 4)
+    cache.make_layer(module, key, key, (1, 50, 1, 8), AttentionSettings(scaling=1.0))
+    made = set()
+    for count in range(2, 33):
+        for longest in (20, 50):  # the longest prompt leaves and comes back
+            cache.reserve(live=(count - 1, count - 1), prompts=count, longest=longest, rows=count)
+            layer = cache.layers[module]
+            assert layer.prompt_keys.shape[0] >= count
+            assert layer.prompt_keys.shape[2] >= longest
+            made.add(layer.prompt_keys.data_ptr())
+    assert len(made) < 20
+    places = layer.prompt_keys.shape[0] * layer.prompt_keys.shape[2]
+    assert places <= MOST_SLACK * 32 * 50
+
+
+def test_one_long_prompt_does_not_make_room_for_many():
+    cache, module = KVCache(), torch.nn.Identity()
+    key = torch.zeros(1, 2, 4)
+    cache.make_layer(module, key, key, (1, 5000, 1, 8), AttentionSettings(scaling=1.0))
+    cache.reserve(live=(0, 0), prompts=30, longest=50, rows=30)
+    assert cache.layers[module].prompt_keys.shape[:3:2] == (30, 50)

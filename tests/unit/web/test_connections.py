@@ -250,3 +250,13 @@ def test_what_is_done_when_the_end_begins_reaches_those_who_wait():
         served.server.at_shutdown = served.app.let.set  # else the answer would be waited for to the end of its time
         served.server.should_exit = True
         assert answer(asking).endswith(b"got 0")
+
+
+def test_small_parts_of_answers_are_sent_at_once():
+    with serving() as served:
+        connection = served.connect(GET)
+        served.until(lambda: served.num_held)
+        (held,) = served.server.server_state.connections
+        accepted = held.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()

@@ -34,4 +34,5 @@ from rlhf.native.kernels.tiled_linear import can_tile as can_tile
 # [N, heads, D] attention of prefixes and their branches, differentiable once
 from rlhf.native.kernels.tree_kernel import TREE_DTYPES as TREE_DTYPES
 from rlhf.native.kernels.tree_kernel import Trees as Trees
+from rlhf.native.kernels.tree_kernel import attend_behind as attend_behind
 from rlhf.native.kernels.tree_kernel import attend_trees as attend_trees

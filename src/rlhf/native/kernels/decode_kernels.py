@@ -24,6 +24,8 @@ DECODE_DTYPES = (torch.float32, torch.bfloat16)
 """Types of activations that the C file is written for."""
 NUMBERS_APIECE = 1 << 20
 """Of the weights, that a thread gets at least where a step is one call: waking it costs as much as to read a fraction of them."""
+ELEMENTS_APIECE = 1 << 16
+"""Numbers of activations that a thread gets at least in norms and gates."""
 UNITS_APIECE = 64
 """Rows times key heads that a thread gets at least: waking one costs as much as attention of so many."""
 LANES = 16
@@ -144,7 +146,13 @@ class DecodeKernels:
 
     def norm(self, x: Tensor, out: Tensor, eps: float) -> None:
         """Write ``x / sqrt(mean(x^2) + eps)`` of float32 x [R, H] to out [R, H]. Zhang and Sennrich 2019, eq. 4, arXiv:1910.07467."""
-        self._c.norm(x.data_ptr(), out.data_ptr(), *x.shape, eps)
+        (rows, width), numbers, output = x.shape, x.data_ptr(), out.data_ptr()
+
+        def part(_: int, first: int, last: int) -> None:
+            places = (numbers + first * width * x.element_size(), output + first * width * out.element_size())
+            self._c.norm(*places, last - first, width, eps)
+
+        in_parts(part, reached=range(rows + 1), least=max(1, ELEMENTS_APIECE // width), scratch=0)
 
     def add_norm(self, x: Tensor, change: Tensor, out: Tensor, eps: float) -> None:
         """Add change [R, H] to float32 x in place, then as ``norm``."""
@@ -154,7 +162,13 @@ class DecodeKernels:
         """[R, I] ``silu(gate) * up`` of [R, 2 * I], gate before up. Shazeer 2020, eq. 5, arXiv:2002.05202."""
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        self._c.silu_product(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+        numbers, output, size = gate_up.data_ptr(), out.data_ptr(), out.element_size()
+
+        def part(_: int, first: int, last: int) -> None:
+            places = (numbers + first * width * size, output + first * width // 2 * size)
+            self._c.silu_product(*places, last - first, width // 2)
+
+        in_parts(part, reached=range(rows + 1), least=max(1, ELEMENTS_APIECE // width), scratch=0)
         return out
 
     def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ class _Batch(Structure):
         ("kv_heads", c_int64),
         ("window", c_int64),
         ("chunk", c_int64),
+        ("known", c_int64),
         ("scaling", c_float),
         ("runs", c_void_p),
         ("trees", c_void_p),
@@ -89,6 +90,8 @@ class _Asked(NamedTuple):
     chunk: int | None
     dtype: torch.dtype
     """Of values, outputs and their gradients."""
+    known: bool = False
+    """Whether prefixes that have branches have no queries."""
 
 
 def attend_trees(
@@ -130,6 +133,41 @@ def attend_trees(
     return out
 
 
+def attend_behind(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    trees: Trees,
+    *,
+    scaling: float,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """``attend_trees`` for rows whose prefixes were read before: a prefix that has branches has keys and values, and no queries.
+
+    Args:
+        query: [N, heads, D] on a CPU; of the rows that are read now, which come first.
+        key: [N + K, kv_heads, D]; behind those rows the prefixes'.
+        value: [N + K, kv_heads, D'] in one of ``TREE_DTYPES``.
+        trees: A prefix's first row is N or later where it has a branch, and each of the N rows is in a run.
+        scaling: Of the scores.
+        window: As there.
+        chunk: As there.
+
+    Returns:
+        [N, heads, D'] in the type of the values. Not differentiable.
+
+    Raises:
+        ConfigError: There is no C compiler, or it failed.
+    """
+    asked = _Asked(scaling, window, chunk, value.dtype, known=True)
+    q, k, v = query.float().contiguous(), key.float().contiguous(), value.contiguous()
+    out = torch.empty(*q.shape[:2], v.shape[2], dtype=v.dtype, device="cpu")
+    log_sums = torch.empty(q.shape[:2], dtype=torch.float32, device="cpu")
+    _run("forward", (q, k, v), trees, asked, out=out, log_sums=log_sums)
+    return out
+
+
 class _AttendTrees(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, trees: Trees, asked: _Asked) -> Tensor:
@@ -168,6 +206,7 @@ def _run(name: str, tensors: tuple[Tensor, Tensor, Tensor], trees: Trees, asked:
         kv_heads=k.shape[1],
         window=asked.window or 0,
         chunk=asked.chunk or 0,
+        known=int(asked.known),
         scaling=asked.scaling,
         runs=trees.runs.data_ptr(),
         trees=trees.bounds.data_ptr(),
