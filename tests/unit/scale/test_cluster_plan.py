@@ -141,7 +141,9 @@ def stage(*, vocab_parallel=False, **settings):
 def memory_of(shape, layout, *, vocab_parallel=False, **models):
     models = Models(trained=(shape,), copies=1, **{"reference": None, "rewards": (), **models})
     settings = stage(vocab_parallel=vocab_parallel)
-    return layout_memory(models, layout, cluster(), parts={"batch": 7.0}, tokens=100.0, scored_share=0.5, stage=settings)
+    return layout_memory(
+        models, layout, cluster(), parts={"batch": 7.0}, tokens=100.0, scored_share=0.5, stage=settings
+    )
 
 
 def test_components_of_a_rank_by_hand():
