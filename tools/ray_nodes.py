@@ -13,15 +13,14 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 300
-"""For a node to start; Ray's own 30 are too few on a busy machine."""
+STARTS = 5
+"""Ray gives up a node whose agents are not there within 15 seconds, which a busy machine may need longer for."""
 TOKEN = secrets.token_hex(16)
 """Of the clusters of this process."""
 
@@ -31,21 +30,26 @@ class RayNodes:
 
     def __init__(self, nodes: int, cpus: int, variables: dict[str, str]) -> None:
         command = [sys.executable, str(Path(__file__)), "--nodes", str(nodes), "--cpus", str(cpus)]
-        self.variables = {
-            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_worker_niceness": "0",
-            "RAY_agent_register_timeout_ms": str(1000 * START_SECONDS), **variables,
-        }  # fmt: skip
+        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_worker_niceness": "0", **variables}
         """That a process needs to join."""
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **self.variables},
-        )
-        self.address = self._said()
+        self.address = ""
         """`HOST:PORT` of the head."""
+        for attempt in range(1, STARTS + 1):
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **self.variables},
+            )
+            try:
+                self.address = self._said()
+                break
+            except RuntimeError:
+                self.close()
+                if attempt == STARTS:
+                    raise
 
     def tell(self, words: str) -> None:
         """Have something done to the cluster, and wait until it is."""
@@ -59,7 +63,7 @@ class RayNodes:
         while line := self.process.stdout.readline():
             if line.startswith("> "):
                 return line[2:].strip()
-        raise RuntimeError(f"the cluster ended with exit code {self.process.wait()}")
+        raise RuntimeError("the cluster did not start, or ended")
 
     def close(self) -> None:
         """End the cluster."""
@@ -84,30 +88,16 @@ def ray_nodes(nodes: int, cpus: int, **variables: str) -> Iterator[RayNodes]:
         cluster.close()
 
 
-def patient(ask: Any, *arguments: Any) -> Any:
-    """What ``ask`` answers of a node, once it has started."""
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            return ask(*arguments)
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-
-
 def main() -> None:
     """Start the cluster, and do what is asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--cpus", type=int, required=True)
     chosen = parser.parse_args()
-    from ray._private import node, services
+    from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
-    ask: Any = services.get_node
-    setattr(services, "get_node", lambda *arguments: patient(ask, *arguments))  # noqa: B010
-    setattr(node.Node, "start_api_server", lambda self, **how: None)  # noqa: B010 -- the dashboard, which nothing here asks
+    setattr(Node, "start_api_server", lambda self, **how: None)  # noqa: B010 -- the dashboard, which nothing here asks
     each: dict[str, Any] = {"num_cpus": chosen.cpus, "num_gpus": 0, "include_log_monitor": False, "no_monitor": True}
     with socket.socket() as free:  # a head that is started again must be where it was
         free.bind(("", 0))
