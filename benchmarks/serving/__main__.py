@@ -129,6 +129,7 @@ def page(document: Mapping[str, Any], options: argparse.Namespace) -> str:
         + ", ".join(f"{name} {number}" for name, number in document["versions"].items())
         + ".",
         "",
+        *([options.note, ""] if options.note else []),
         *(__doc__ or "").split("\n\n")[2].splitlines(),
         "",
         "A load is clients that each ask again when they have their answer, or requests that arrive by chance. A window has "
@@ -207,6 +208,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--bench", type=Path, default=ROOT / ".bench", help="where environments and the model are kept")
     parser.add_argument("--write", type=Path, help="the page")
+    parser.add_argument("--note", metavar="TEXT", help="what else ran, and whatever a reader of the page has to know")
     return parser.parse_args()
 
 

@@ -55,7 +55,7 @@ ALSO_TAKES: Mapping[str, tuple[JsonSchemaValue, ...]] = {
 """Functions that run before validation -> what they take in addition."""
 TAKES_NO_MORE = frozenset({
     "_as_mergekit", "_not_too_long", "_other_weights_are_corrected", "_with_common_settings", "_somebody_judges", "_takes_any_judge",
-    "_with_filter",
+    "_with_filter", "_with_what_ranks_need",
 })  # fmt: skip
 """Those that fill in or refuse, and take what the schema says."""
 

@@ -62,9 +62,9 @@ class NodeRanks:
         """
         deadline = time.monotonic() + SEEN_SECONDS
         for path, wanted in files.items():
-            while (found := _hash_of(path)) != wanted:
+            while (content := _hash_of(path)) != wanted:
                 if time.monotonic() > deadline:
-                    how = "is not there" if found is None else "has another content there"
+                    how = "is not there" if content is None else "has another content there"
                     raise ConfigError(f"{path} {how}")
                 time.sleep(0.1)
 

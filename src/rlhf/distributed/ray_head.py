@@ -68,9 +68,9 @@ class HeadWatch:
         with _channel(self.address) as channel:
             while not self._closed.wait(ASK_SECONDS):
                 with contextlib.suppress(grpc.RpcError):
-                    found = _cluster_id(channel)
-                    known, heard = known or found, time.monotonic()
-                    if found != known:
+                    answering = _cluster_id(channel)
+                    known, heard = known or answering, time.monotonic()
+                    if answering != known:
                         self.lost(
                             f"The head of the Ray cluster at {self.address} was started again, and does not know this run"
                         )

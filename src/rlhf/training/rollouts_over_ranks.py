@@ -127,7 +127,7 @@ class _SharedAbstaining(_Shared):
     def checked_verdicts(
         self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]
     ) -> tuple[list[float | None], dict[int, str]]:
-        """See ``Abstaining``."""
+        """Verdicts of all ranks [n], None where it does not apply or failed, and why it failed on which sample."""
         verdicts: list[float | None] = [None] * len(prompts)
         errors: dict[int, str] = {}
         for places, (said, wrong) in self._asked(self.scorer.checked_verdicts, prompts, completions):
