@@ -102,7 +102,7 @@ def main() -> None:
     with socket.socket() as free:  # a head that is started again must be where it was
         free.bind(("", 0))
         each["gcs_server_port"] = free.getsockname()[1]
-    cluster = Cluster(initialize_head=True, head_node_args=each)
+    cluster: Any = Cluster(initialize_head=True, head_node_args=each)
     nodes = [cluster.head_node, *(cluster.add_node(num_cpus=chosen.cpus, num_gpus=0) for _ in range(chosen.nodes - 1))]
     print(f"> {cluster.address}", flush=True)
     for line in sys.stdin:

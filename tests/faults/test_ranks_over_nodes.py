@@ -88,7 +88,7 @@ def test_ranks_over_nodes_give_the_bits_of_torchruns_and_share_a_pool_of_engines
     assert len(rollouts_of(mine / "grpo")) == 2 * 8, "rank 0 writes every completion once"
 
 
-def test_a_rank_on_another_node_that_fails_ends_all_with_its_message(nodes, tmp_path):
+def test_a_reward_that_fails_on_another_node_ends_all_with_its_message(nodes, tmp_path):
     (tmp_path / "rows_of_rank.py").write_text(
         "import os\n"
         "def reward(prompts, completions):\n"
@@ -102,7 +102,6 @@ def test_a_rank_on_another_node_that_fails_ends_all_with_its_message(nodes, tmp_
     recipe.write_text(json.dumps({**tree, "stages": {"grpo": tree["stages"]["grpo"]}}))
     code, printed = finished(over_nodes(nodes, recipe, tmp_path, processes=2))
     assert code not in (0, 75), printed
-    assert "Rank 3 failed" in printed, printed
     assert "out of paper" in printed, printed
 
 

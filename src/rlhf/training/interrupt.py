@@ -28,7 +28,8 @@ class StopRequest:
     def __init__(self, *, at_once: bool) -> None:
         self.breaks_in = at_once
         self.name: str | None = None
-        """Of the signal, once one came."""
+        """Of the signal, once one came, to this process or to another rank."""
+        self._came = False
         self.twice = False
         """Whether a second one came, which leaves at once."""
 
@@ -38,7 +39,8 @@ class StopRequest:
         Raises:
             InterruptedRun: It may break in now, or it is the second signal.
         """
-        self.twice, self.name = self.name is not None, signal.Signals(number).name
+        self.twice, self._came = self._came, True  # another rank's signal is not this one's first
+        self.name = signal.Signals(number).name
         if number == signal.SIGHUP:
             leave_closed_terminal()
         if self.twice or self.breaks_in:
