@@ -40,8 +40,8 @@ def test_a_setting_of_one_pool_leaves_the_rest_of_the_preset():
     ("launch", "says"),
     [
         ({"processes": 2}, "torchrun"),
-        ({"launcher": "torchrun", "nodes": 2}, "ray start"),
-        ({"launcher": "ray", "num_gpus": 8}, r"pools\.engines\.gpus"),
+        ({"launcher": "torchrun", "nodes": 2}, "launcher: ray, nodes"),
+        ({"launcher": "ray", "gpus": 8}, r"pools\.engines\.gpus"),
         ({"launcher": "ray", "replicas": 2}, r"pools\.engines\.replicas"),
     ],
 )
