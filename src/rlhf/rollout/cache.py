@@ -67,7 +67,14 @@ class LayerCache:
 class KVCache:
     """The caches of all attention layers, found by module; memory is reused from one rollout to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_slack: bool = False) -> None:
+        """Empty.
+
+        Args:
+            has_slack: Tables are larger than asked for, so that those of a server, where prompts come and go one by one, are seldom made
+                anew; without it they are as large as asked for.
+        """
+        self._has_slack = has_slack
         self.layers: dict[nn.Module, LayerCache] = {}
         self.wide_rows = True
         """Whether what was sampled is kept in float32 on a CPU where prompts are in half precision; see ``_row_dtype``."""
@@ -107,9 +114,8 @@ class KVCache:
 
         def table(name: str, like: Tensor, first: int, second: int, dtype: torch.dtype) -> Tensor:
             buffer = self._buffers.setdefault((module, name), Buffer())
-            there = buffer.room(
-                like.shape[1] * second * like.shape[2], like, dtype
-            )  # others may join without a new table
+            a_place = like.shape[1] * second * like.shape[2]
+            there = buffer.room(a_place, like, dtype) if self._has_slack else 0  # others may join without a new table
             return buffer.view((max(first, there), like.shape[1], second, like.shape[2]), like, dtype)
 
         layer = self.layers[module] = LayerCache(
@@ -150,8 +156,10 @@ class KVCache:
             have = (*layer.prompt_keys.shape[:3:2], layer.keys.shape[0])
             if have[0] >= prompts and have[1] >= longest and have[2] >= rows:
                 continue
-            first, second = max(have[0], prompts + prompts // 4), max(have[1], longest)
-            if first * second > MOST_SLACK * prompts * longest:
+            first, second, more_rows = max(have[0], prompts + prompts // 4), max(have[1], longest), rows + rows // 4
+            if not self._has_slack:
+                more_rows = rows
+            if not self._has_slack or first * second > MOST_SLACK * prompts * longest:
                 first, second = prompts, longest
             for name in ("prompt_keys", "prompt_values"):  # all of them: what one no longer needs, another may
                 old, new = self._replace(module, name, first=first, second=second)
@@ -159,7 +167,7 @@ class KVCache:
                 new[: live[0], :, :both] = old[: live[0], :, :both]
                 new[: live[0], :, both:] = 0
             for name in ("keys", "values"):
-                old, new = self._replace(module, name, first=rows + rows // 4, second=layer.keys.shape[2])
+                old, new = self._replace(module, name, first=more_rows, second=layer.keys.shape[2])
                 new[: live[1]] = old[: live[1]]
 
     def clear_rows(self, first: int, last: int, filled: int) -> None:

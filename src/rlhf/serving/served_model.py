@@ -131,7 +131,7 @@ class ServedModel(ServedPolicy):
         decoder: Decoder
         if self.shares_prefixes:
             decoder = PrefixDecoder(
-                self.model, KVCache(), max_prefill_tokens=self.max_prefill_tokens, prefixes=self.prefixes, fused=self._fused
+                self.model, KVCache(has_slack=True), max_prefill_tokens=self.max_prefill_tokens, prefixes=self.prefixes, fused=self._fused
             )  # fmt: skip
         else:
             decoder = PaddedDecoder(self.model)

@@ -169,7 +169,7 @@ def test_prompts_of_one_pass_attend_in_c_as_they_do_alone(family: str):
 
 
 def test_tables_are_not_made_anew_for_every_prompt_that_joins():
-    cache, module = KVCache(), torch.nn.Identity()
+    cache, module = KVCache(has_slack=True), torch.nn.Identity()
     key = torch.zeros(1, 2, 4)
     cache.make_layer(module, key, key, (1, 50, 1, 8), AttentionSettings(scaling=1.0))
     made = set()
@@ -186,7 +186,7 @@ def test_tables_are_not_made_anew_for_every_prompt_that_joins():
 
 
 def test_one_long_prompt_does_not_make_room_for_many():
-    cache, module = KVCache(), torch.nn.Identity()
+    cache, module = KVCache(has_slack=True), torch.nn.Identity()
     key = torch.zeros(1, 2, 4)
     cache.make_layer(module, key, key, (1, 5000, 1, 8), AttentionSettings(scaling=1.0))
     cache.reserve(live=(0, 0), prompts=30, longest=50, rows=30)
