@@ -189,6 +189,8 @@ class RayCluster:
             return
         if self._watch is not None:
             self._watch.close()
+            if self._watch.is_lost:  # whom nothing can be given back to, and whose answer Ray would wait for
+                return
         with contextlib.suppress(Exception):
             if self._group is not None and ray.is_initialized():
                 ray.util.remove_placement_group(self._group)

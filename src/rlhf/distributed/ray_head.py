@@ -53,6 +53,7 @@ class HeadWatch:
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
         self.address = address
         self.lost = lost
+        self.is_lost = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -71,15 +72,15 @@ class HeadWatch:
                     answering = _cluster_id(channel)
                     known, heard = known or answering, time.monotonic()
                     if answering != known:
-                        self.lost(
-                            f"The head of the Ray cluster at {self.address} was started again, and does not know this run"
-                        )
+                        self._lose("was started again, and does not know this run")
                         return
                 if time.monotonic() - heard > SILENT_SECONDS:
-                    self.lost(
-                        f"The head of the Ray cluster at {self.address} has not answered for {SILENT_SECONDS:g} seconds"
-                    )
+                    self._lose(f"has not answered for {SILENT_SECONDS:g} seconds")
                     return
+
+    def _lose(self, how: str) -> None:
+        self.is_lost = True
+        self.lost(f"The head of the Ray cluster at {self.address} {how}")
 
 
 def _channel(address: str) -> Any:

@@ -214,6 +214,7 @@ Here.__module__ = "__main__"
         ({"kind": "verifiers", "source": "words"}, "the process of verifiers plays the episodes"),
         (name_of(Here), "its class exists in this process only"),
     ],
+    ids=["python", "trl", "openenv", "verifiers", "of this process"],
 )
 def test_an_environment_that_is_no_object_of_an_importable_class_stays_in_the_process_that_trains(
     tmp_path, environment, why
