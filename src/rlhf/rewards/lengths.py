@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 from rlhf.data.contracts import Prompt
 from rlhf.data.pack import Branch, Group
 from rlhf.errors import RewardError
-from rlhf.rewards.types import CompletionLike, Scorer, sample_name
+from rlhf.rewards.types import CompletionLike, Scorer, parts_of, sample_name
 
 
 @dataclass(slots=True)
@@ -131,5 +131,5 @@ def _cut(group: Group, branch: Branch, limit: int, bos: int | None) -> Group:
 def _limited(scorer: Scorer) -> Iterator[Limited]:
     if isinstance(scorer, Limited):
         yield scorer
-    for component in getattr(scorer, "components", ()):
-        yield from _limited(component.scorer)
+    for part in parts_of(scorer):
+        yield from _limited(part)

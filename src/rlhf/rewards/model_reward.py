@@ -20,7 +20,7 @@ from rlhf.models.offload import on_device
 from rlhf.models.scalar_model import ScalarModel
 from rlhf.models.score import base_model, context_length, evaluating
 from rlhf.rewards.lengths import LengthRule
-from rlhf.rewards.types import CompletionLike, OnError
+from rlhf.rewards.types import CompletionLike, OnError, parts_of
 
 ModelT = TypeVar("ModelT", bound=ScalarModel)
 """With a tokenizer, which a critic has not."""
@@ -99,8 +99,8 @@ def model_rewards(scorer: object) -> Iterator[ModelReward[Any]]:
     """Each reward that has a model, of a scorer and of those that it is made of."""
     if isinstance(scorer, ModelReward):
         yield scorer
-    for component in getattr(scorer, "components", ()):
-        yield from model_rewards(component.scorer)
+    for part in parts_of(scorer):
+        yield from model_rewards(part)
 
 
 def _stand_in(tokenizer: Any) -> Group:

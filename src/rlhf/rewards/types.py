@@ -138,8 +138,15 @@ def listen(scorer: Scorer, notify: Notify) -> None:
     """Send the messages of a scorer, or of a part of it, to ``notify``; by default they go to ``logging``."""
     if isinstance(scorer, Talkative):
         scorer.notify = notify
-    for component in getattr(scorer, "components", ()):
-        listen(component.scorer, notify)
+    for part in parts_of(scorer):
+        listen(part, notify)
+
+
+def parts_of(scorer: object) -> list[Scorer]:
+    """The scorers that a scorer names in ``components``; none where that is something else of its own."""
+    components = getattr(scorer, "components", ())
+    named = [getattr(one, "scorer", None) for one in components] if isinstance(components, list | tuple) else []
+    return [part for part in named if isinstance(part, Scorer)]
 
 
 def ask_scorer(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:

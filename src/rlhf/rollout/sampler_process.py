@@ -13,7 +13,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import weakref
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -77,6 +79,7 @@ class SamplerProcess:
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._answer: Future[Sampled | Refusal] | None = None
         self._end: weakref.finalize[..., SamplerProcess] | None = None
 
     def begin(self, version: int, request: Request, *, wants_fingerprint: bool) -> None:
@@ -104,10 +107,12 @@ class SamplerProcess:
         assert self._pipe is not None, "begin() comes first"
         assert self._process is not None
         try:
-            while not self._pipe.poll(TICK_SECONDS):
+            while self._answer is None and not self._pipe.poll(TICK_SECONDS):
                 if self._process.poll() is not None and not self._pipe.poll(0):
                     raise EOFError
-            answer: Sampled | Refusal = self._pipe.recv()
+            self._answer = self._answer or _read_by_thread(self._pipe)
+            answer = self._answer.result()
+            self._answer = None
         except (EOFError, OSError, pickle.UnpicklingError) as err:
             raise self._death() from err
         if isinstance(answer, Refusal):
@@ -120,7 +125,7 @@ class SamplerProcess:
             self._pipe.close()
         if self._end is not None:
             self._end()
-        self._process = self._pipe = self._end = None
+        self._process = self._pipe = self._answer = self._end = None
 
     def _start(self) -> Connection:
         changing = tuple(self.policy.trainable_parameters())
@@ -174,6 +179,20 @@ class SamplerProcess:
         elif status < 0:
             how = f"was killed by signal {-status}"
         return TrainingError(f"The sampler process {how}. {GOES_ON}")
+
+
+def _read_by_thread(pipe: Connection) -> Future[Sampled | Refusal]:
+    """One answer. A signal may raise in the main thread in the middle of reading; whoever asks the same future again has it whole."""
+    answer: Future[Sampled | Refusal] = Future()
+
+    def read() -> None:
+        try:
+            answer.set_result(pipe.recv())
+        except Exception as err:
+            answer.set_exception(err)
+
+    threading.Thread(target=read, daemon=True).start()
+    return answer
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

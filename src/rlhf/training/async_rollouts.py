@@ -33,7 +33,7 @@ from rlhf.errors import ConfigError, RLHFError, TrainingError
 from rlhf.models.policy import PolicyModel
 from rlhf.rollout.buffer import RolloutGroup, StalenessBuffer, WaitingRollout
 from rlhf.rollout.sampler_process import Sampler, SamplerProcess
-from rlhf.rollout.snapshot import Request
+from rlhf.rollout.snapshot import Request, Sampled
 from rlhf.training.engine_calls import CHECKED_VERSIONS
 from rlhf.training.rollouts import Rollout
 from rlhf.training.start_checks import STALE
@@ -77,6 +77,8 @@ class AsyncRollouts:
         self._sampler: Sampler | None = None
         self._under_way: deque[WaitingRollout] = deque()
         """Those of the buffer that are sampled or wait for it, in their order."""
+        self._answer: tuple[WaitingRollout, Sampled] | None = None
+        """What the sampler gave last, and for which: a signal may raise before it is put there."""
         self.figures: dict[str, float] = {}
         """What the sampler reported with the rollout that was taken last."""
 
@@ -167,11 +169,13 @@ class AsyncRollouts:
         assert self._sampler is not None
         begun = self._under_way[0]
         try:
-            with doing("sampler wait"):
-                sampled = self._sampler.finish()  # a signal that ends the wait leaves it under way
+            if self._answer is None or self._answer[0] is not begun:
+                with doing("sampler wait"):
+                    self._answer = begun, self._sampler.finish()  # a signal that ends the wait leaves it under way
         except RLHFError:
             self.close()  # that was the answer: anyone who asks again must not wait for another one
             raise
+        sampled = self._answer[1]
         if sampled.fingerprint != begun.fingerprint:
             self.close()
             raise TrainingError(
@@ -181,6 +185,7 @@ class AsyncRollouts:
         begun.figures = sampled.figures
         begun.groups = [RolloutGroup(*pair) for pair in zip(begun.prompt_ids, sampled.groups, strict=True)]
         self._under_way.popleft()
+        self._answer = None
 
     def _process(self) -> SamplerProcess:
         engine = self.config.engine

@@ -21,7 +21,7 @@ from torch import Tensor
 from rlhf.config.hacking import MIN_HELD_OUT, HackingConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import ConfigError
-from rlhf.rewards.types import Scorer
+from rlhf.rewards.types import Scorer, parts_of
 from rlhf.rollout.engines import exactly
 from rlhf.seeds import derive_seed
 from rlhf.training.inputs import RLInputs
@@ -242,5 +242,5 @@ def check_separate(judge: Scorer, reward: Scorer) -> None:
 def _parts(scorer: Any) -> Iterator[Any]:
     """A scorer and what it is made of."""
     yield scorer
-    for component in getattr(scorer, "components", ()):
-        yield from _parts(component.scorer)
+    for part in parts_of(scorer):
+        yield from _parts(part)

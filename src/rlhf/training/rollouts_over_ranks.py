@@ -17,7 +17,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.distributed.ranks import current_ranks
 from rlhf.errors import InterruptedRun
 from rlhf.rewards.model_reward import ModelReward
-from rlhf.rewards.types import Abstaining, CompletionLike, Scorer, ScoreResult, ask_scorer
+from rlhf.rewards.types import Abstaining, CompletionLike, Scorer, ScoreResult, ask_scorer, parts_of
 
 ResultT = TypeVar("ResultT")
 
@@ -67,7 +67,7 @@ def score_over_ranks(scorer: Scorer, prompts: Sequence[Prompt], completions: Seq
 
 def _over_ranks(scorer: Any) -> Any:
     """The same reward, of whose parts each rank asks its share."""
-    if not hasattr(scorer, "components"):
+    if not parts_of(scorer):
         kind = _SharedAbstaining if isinstance(scorer, Abstaining) else _Shared
         return kind(scorer)
     shared = copy.copy(scorer)
@@ -139,9 +139,7 @@ class _SharedAbstaining(_Shared):
 
 def keeps_files(scorer: Any) -> bool:
     """Whether a scorer, or a part of it, keeps files of the requests it had, so that only one process may call it."""
-    return getattr(scorer, "keeps_files", False) or any(
-        keeps_files(component.scorer) for component in getattr(scorer, "components", ())
-    )
+    return getattr(scorer, "keeps_files", False) or any(map(keeps_files, parts_of(scorer)))
 
 
 def _joined(count: int, parts: Sequence[tuple[Sequence[int], ScoreResult]]) -> ScoreResult:

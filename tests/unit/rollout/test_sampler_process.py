@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from rlhf.config.policy import SamplingConfig
-from rlhf.errors import DataError, ModelError, TrainingError
+from rlhf.errors import DataError, InterruptedRun, ModelError, TrainingError
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.sampler_process import SamplerProcess
-from rlhf.rollout.snapshot import Asked, Request, SnapshotSampler, Start, weight_bytes
+from rlhf.rollout.snapshot import Asked, Request, Sampled, SnapshotSampler, Start, weight_bytes
+from rlhf.training.interrupt import signals_as_requests
 from tests.fixtures import toy
 
 
@@ -83,6 +88,23 @@ def test_a_process_samples_by_the_weights_it_was_given_and_is_ended_at_the_end()
     finally:
         sampler.close()
     assert process.poll() is not None
+
+
+def test_a_signal_in_the_middle_of_an_answer_loses_nothing_of_it():
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs, subprocess.Popen(["sleep", "600"]) as process:
+        sampler = SamplerProcess(toy.build_policy(), autocast="none", threads=1)
+        sampler._pipe, sampler._process = ours, process
+        first, second = (pickle.dumps(Sampled([], text * 1000)) for text in "ab")
+        os.write(theirs.fileno(), struct.pack("!i", len(first)) + first[:100])
+        try:
+            with signals_as_requests() as asked, pytest.raises(InterruptedRun), asked.breaking_in():
+                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+                sampler.finish()
+            os.write(theirs.fileno(), first[100:] + struct.pack("!i", len(second)) + second)
+            assert [sampler.finish().fingerprint for _ in range(2)] == ["a" * 1000, "b" * 1000]
+        finally:
+            process.kill()
 
 
 PARENT = """

@@ -10,8 +10,10 @@ import pytest
 from rlhf.data.contracts import Prompt
 from rlhf.distributed.ranks import Ranks
 from rlhf.errors import InterruptedRun
+from rlhf.pipeline.stages.judging import HeldOutJudge
 from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.factory import as_scorer
+from rlhf.rewards.model_reward import model_rewards
 from rlhf.rewards.types import ScoreResult, TextCompletion
 from rlhf.training import rollouts_over_ranks
 from rlhf.training.rollouts_over_ranks import ask_over_ranks, places_of_rank, score_over_ranks
@@ -112,6 +114,39 @@ def test_a_scorer_that_keeps_files_is_asked_by_rank_0_about_everything(monkeypat
     scorer.asked = []
     assert score_over_ranks(inside, prompts, completions).scores == [2.0] * len(IDS)
     assert scorer.asked == []
+
+
+@pytest.mark.parametrize("keeps_files", [True, False])
+def test_a_held_out_judge_is_asked_once_about_each_completion(monkeypatch, keeps_files):
+    prompts, completions = [Prompt(i, [], i) for i in "ab"], [TextCompletion("x"), TextCompletion("yyy")]
+    judge = Lengths()
+    judge.keeps_files = keeps_files
+    theirs = ([], None, None) if keeps_files else ([1], ScoreResult([3.0]), None)
+    rank_is(monkeypatch, 0, theirs)
+    assert score_over_ranks(HeldOutJudge(judge), prompts, completions).scores == [1.0, 3.0]
+    assert judge.asked == (["x", "yyy"] if keeps_files else ["x"])
+    rank_is(monkeypatch, 1, ([0, 1], ScoreResult([1.0, 3.0]), None) if keeps_files else ([0], ScoreResult([1.0]), None))
+    judge.asked = []
+    assert score_over_ranks(HeldOutJudge(judge), prompts, completions).scores == [1.0, 3.0]
+    assert judge.asked == ([] if keeps_files else ["yyy"])
+
+
+def test_a_held_out_function_is_asked_on_each_rank_about_its_own(monkeypatch):
+    prompts, completions = [Prompt(i, [], i) for i in "ab"], [TextCompletion("x"), TextCompletion("yyy")]
+    asked = []
+    judge = HeldOutJudge(lambda prompts, completions, **_: asked.extend(completions) or [1.0] * len(completions))
+    rank_is(monkeypatch, 0, ([1], ScoreResult([3.0]), None))
+    assert score_over_ranks(judge, prompts, completions).scores == [1.0, 3.0]
+    assert asked == ["x"]
+
+
+def test_a_scorers_own_attribute_components_may_be_anything(monkeypatch):
+    scorer = Lengths()
+    scorer.components = ["length", "style"]
+    rank_is(monkeypatch, 0, ([1], ScoreResult([3.0]), None))
+    result = score_over_ranks(scorer, [Prompt(i, [], i) for i in "ab"], [TextCompletion("x"), TextCompletion("yyy")])
+    assert result.scores == [1.0, 3.0]
+    assert list(model_rewards(scorer)) == []
 
 
 def test_a_scorer_that_stops_the_run_on_one_rank_stops_all(monkeypatch):
