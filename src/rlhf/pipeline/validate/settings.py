@@ -233,7 +233,7 @@ def _check_policy_stage(review: Review, stage: Any) -> None:
         )
     if stage.engine.lowered == stage.model.dtype:
         review.warn("engine.weights", f"It does nothing: the policy's own weights are in {stage.model.dtype}.")
-    if stage.max_staleness >= stage.rollouts > 1:
+    if stage.max_staleness >= stage.rollouts - 1 > 0:
         review.warn(
             "async_rollouts.max_staleness",
             f"It is {stage.max_staleness}, and there are {stage.rollouts} rollouts: all of them are sampled with the weights that the "

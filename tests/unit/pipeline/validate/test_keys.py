@@ -358,3 +358,9 @@ def test_dpo_can_not_stream(tree):
     problem = only_problem(changed(tree, "dpo", **dpo))
     assert (problem.stage, problem.key, problem.level) == ("dpo", "streaming", "error")
     assert "needs all rows" in problem.message
+
+
+def test_a_staleness_that_keeps_all_rollouts_at_the_first_weights_is_told(tree):
+    at_first = {"async_rollouts": {"max_staleness": 2}, "rollouts": 3}  # rollout t is by weights max(0, t - 2)
+    assert only_problem(changed(tree, "grpo", **at_first)).key == "async_rollouts.max_staleness"
+    assert problems_of(changed(tree, "grpo", **at_first | {"rollouts": 4}), deep=False) == []
