@@ -198,7 +198,7 @@ class FusedModel:
             query, key, value = (
                 heads[:count] for heads in self._heads(layer, self._normed(layer.before_attention, x), rotation)
             )
-            seen = layout.attend_rows(layer.module, query, key, value, layer.settings).view(count, -1)
+            seen = layout.attend_rows(layer.module, query, key, value, layer.settings).reshape(count, -1)
             x.add_(layer.out(seen if len(x) == count else F.pad(seen, (0, 0, 0, len(x) - count))))
             x.add_(layer.down(self._activated(layer, layer.gate_up(self._normed(layer.before_mlp, x)))))
         return x[:count]
