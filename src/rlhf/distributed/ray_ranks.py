@@ -28,6 +28,8 @@ TICK_SECONDS = 0.5
 """Longest wait for something to print between two looks at signals."""
 GRACE_SECONDS = 10.0
 """For the ranks of other nodes to end after a node was lost: they may be waiting for it and can't save."""
+FAILED_SECONDS = 30.0
+"""The same after ranks failed, for what is to be said and saved."""
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +190,8 @@ def _follow(cluster: Cluster, nodes: Sequence[_Node], is_stopped: Callable[[], b
         if (failed is not None or asked) and not stopped:
             stopped = True
             _stop([node for node in nodes if node.runs], at_once=False)
+        if ended and not asked:
+            kill_at = min(kill_at, time.monotonic() + FAILED_SECONDS)
         if any(node.lost for node in ended):
             kill_at = min(kill_at, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > kill_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from rlhf.errors import InterruptedRun, TrainingError
 
 FAILED = 1
 """Exit code where no rank left one."""
+STOP_SECONDS = 1800
+"""For ranks that were asked to stop to end their rollout or step and save; torch's own 30 seconds would kill most in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def run_as_ranks(processes: int, arguments: Sequence[str], *, place: NodePlace |
     from torch.distributed.run import parse_args, run
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 has said why
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_SECONDS))
     where = ["--standalone"] if place is None else place.options
     how = [*where, "--nproc-per-node", str(processes), "--module", "rlhf", *arguments]
     try:

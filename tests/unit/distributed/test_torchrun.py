@@ -31,6 +31,14 @@ def test_a_rank_that_was_killed_is_named_although_the_others_were_asked_to_stop(
         run_as_ranks(2, ["run", "recipe.yaml"])
 
 
+def test_ranks_that_are_asked_to_stop_have_more_than_half_a_minute_for_it(monkeypatch):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    given = []
+    monkeypatch.setattr(launcher, "run", lambda arguments: given.append(launcher.config_from_args(arguments)[0]))
+    assert run_as_ranks(2, ["run", "recipe.yaml"]) == 0
+    assert given[0].shutdown_timeout >= 600
+
+
 @pytest.mark.parametrize(
     ("codes", "code"),
     [({0: 2, 1: 1}, 2), ({1: 6}, 6), ({1: 6, 0: 2}, 2)],

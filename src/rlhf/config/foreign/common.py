@@ -10,7 +10,10 @@ from typing import Any
 
 from rlhf.config.foreign.key_table import TOP, Given, Reason, Settings
 
-ONE_PROCESS = "nothing to set: one process trains, or as many ranks as a launcher starts (docs/ranks.md)"
+ONE_PROCESS = (
+    "not taken over: one process trains, or ranks that `launch` or another launcher starts, with `fsdp` or `deepspeed` (docs/ranks.md, "
+    "docs/cluster.md)"
+)
 MEMORY = "A step is split into micro-batches of microbatch_tokens tokens: memory only, the result is the same."
 MICRO = f"nothing to set: {MEMORY[0].lower()}{MEMORY[1:-1]}"
 PACKED = "nothing to set: rows are always packed, without padding and without seeing each other"

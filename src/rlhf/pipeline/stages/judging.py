@@ -37,7 +37,9 @@ class HeldOutJudge:
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[CompletionLike]) -> ScoreResult:
         """Judge each completion; a scorer that was built to report a sample without a score does so here, too."""
-        if self.components:  # over ranks its scorer is one that shares the asking, see rlhf.training.rollouts_over_ranks
+        if (
+            self.components
+        ):  # over ranks its scorer is one that shares the asking, see rlhf.training.rollouts_over_ranks
             return ask_scorer(self.components[0].scorer, prompts, completions)
         return ScoreResult(judge_completions(self.judge, prompts, completions).scores)
 
