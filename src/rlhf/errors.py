@@ -26,6 +26,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -292,7 +293,9 @@ def pip_line(extra: str) -> str:
     checkout = Path(__file__).resolve().parents[2]
     where = str(checkout) if (checkout / "pyproject.toml").is_file() else "PATH-OF-THE-CHECKOUT"
     versions = "" if extra in OWN_VERSIONS else f" -c '{where}/requirements/dev.txt'"
-    return f"pip install -e '{where}[{extra}]'{versions}"
+    beside = Path(sys.executable).with_name("pip")  # the environment that lacks it, whether it is activated or not
+    pip = str(beside) if beside.is_file() else f"{sys.executable} -m pip"
+    return f"{pip} install -e '{where}[{extra}]'{versions}"
 
 
 def require_all(*modules: str, extra: str, needed_for: str) -> None:

@@ -65,8 +65,8 @@ def _stage_lines(stage: ClusterStagePlan, cluster: Cluster) -> Iterator[str]:
             yield "  now          " + (
                 "nothing that this version can run fits" if now is None else _layout_text(now, cluster)
             )
-        if now is not None and now.settings:
-            yield f"  settings     {' '.join(now.settings)}"
+        if now is not None:
+            yield from _start_lines(stage.name, now, cluster)
         if stage.fastest.layout != best.layout:
             yield f"  fastest      {_layout_text(stage.fastest, cluster)}{_advice(stage.fastest)}"
         for other in stage.others:
@@ -77,6 +77,18 @@ def _stage_lines(stage: ClusterStagePlan, cluster: Cluster) -> Iterator[str]:
     for judge in stage.judges:
         yield from (f"  judge        {sentence}" for sentence in (judge.sentence(), judge.limit_sentence()) if sentence)
     yield from (f"  assumed      {sentence}" for sentence in stage.assumed)
+
+
+def _start_lines(stage: str, plan: LayoutPlan, cluster: Cluster) -> Iterator[str]:
+    """What to type: settings as overrides of the recipe, and what starts the ranks."""
+    settings = [one if one.startswith("launch.") else f"stages.{stage}.{one}" for one in plan.settings]
+    if settings:
+        yield f"  settings     {' '.join(settings)}"
+    nodes, each = plan.layout.on_nodes(cluster)
+    if plan.layout.num_gpus > 1:
+        where = "" if nodes == 1 else f"--nnodes {nodes} "
+        machines = "" if nodes == 1 else " on each of them (docs/ranks.md has the other arguments)"
+        yield f"  start        torchrun {where}--nproc-per-node {each} -m rlhf run RECIPE{machines}"
 
 
 def _memory_lines(plan: LayoutPlan) -> Iterator[str]:
@@ -106,10 +118,15 @@ def _pipeline_text(pipeline: PlannedPipeline) -> str:
     where = f"{pipeline.num_training} GPUs in turns"
     if pipeline.num_sampling:
         where = f"{pipeline.num_training} GPUs learn, {pipeline.num_sampling} sample"
+    refused = (
+        ""
+        if result.kind == "synchronous" or pipeline.num_training == 1
+        else "; advice only, ranks refuse async_rollouts"
+    )
     ages = ", ".join(f"{age}: {percentage(share, 0)}" for age, share in result.staleness.items())
     return (
         f"{kind}, {where}: {seconds_text(pipeline.seconds_per_step)} a step; busy: engines {percentage(result.engine_utilization, 0)}, "
-        f"trainer {percentage(result.trainer_utilization, 0)}; versions old: {ages}"
+        f"trainer {percentage(result.trainer_utilization, 0)}; versions old: {ages}{refused}"
     )
 
 

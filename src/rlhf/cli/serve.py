@@ -107,7 +107,7 @@ def serve(
 
     An alias of the registry is watched: when it moves, new requests go to the new version while the old ones end on theirs.
 
-    [dim]Settings such as max_batch_size=16 come as KEY=VALUE; `rlhf serve --help` names the others' page: docs/serving.md[/dim]
+    [dim]Settings such as max_batch_size=16 come as KEY=VALUE; docs/serving.md has all of them[/dim]
     """
     from rlhf.config.base import apply_overrides
     from rlhf.config.serving import ServingConfig

@@ -384,7 +384,7 @@ def _no_cluster(address: str | None, said: str) -> str:
         return f"Ray can't be started on this machine: {why}"
     return (
         f"There is no Ray cluster to join at {address!r} (launch.address, or {ADDRESS}): {why.rstrip('.')}. Start one with `ray start "
-        "--head` and give this process its RAY_AUTH_TOKEN, or leave address out to start one with the run."
+        "--head` and give this process its RAY_AUTH_TOKEN; with one node, `launch.address: null` starts one with the run."
     )
 
 

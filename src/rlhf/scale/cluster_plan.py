@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -268,9 +269,11 @@ class _ClusterPlanner:
             if sum(at_rest.values()) > sum(components.values()):
                 components = at_rest
             frac = max(frac, sum(at_rest.values()) / room, 0.0 if has_room else 1.01)
-        return LayoutPlan(
-            layout=layout, memory=components, memory_frac=frac, host_bytes=host, settings=layout.settings(self.cluster)
-        )
+        settings = layout.settings(self.cluster)
+        if self.sampling is not None and layout.placement == "service" and layout.engine_size > 1:
+            engine = at_rest["rollout engine"] + at_rest["KV cache"] + memory.GPU_CONTEXT
+            settings.append(f"engine.options.gpu_memory_utilization={math.ceil(100 * engine / room) / 100}")
+        return LayoutPlan(layout=layout, memory=components, memory_frac=frac, host_bytes=host, settings=settings)
 
     def _fits(self, layout: Layout) -> bool:
         """Whether a trainer that does not sample fits."""

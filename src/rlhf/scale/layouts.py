@@ -75,7 +75,15 @@ class Layout:
         settings = ["model.gradient_checkpointing=true"] if self.gradient_checkpointing else []
         settings += [f"fsdp.replicate={copies}"] if copies > 1 and not self.by_deepspeed else []
         settings += ["deepspeed=FILE"] if self.by_deepspeed else []
-        return settings + (engine_settings(self.num_gpus, self.engine_size) if self.placement == "service" else [])
+        if self.placement == "service":
+            settings += engine_settings(self.num_gpus, self.engine_size)
+            settings += ["launch.address=auto"] if self.on_nodes(cluster)[0] > 1 else []
+        return settings
+
+    def on_nodes(self, cluster: Cluster) -> tuple[int, int]:
+        """How many nodes it takes, and the accelerators on each."""
+        nodes = -(-self.num_gpus // cluster.gpus_per_node)
+        return nodes, self.num_gpus // nodes
 
     def __str__(self) -> str:
         """In words: ``8 GPUs, full_shard, tensor size 2``."""
