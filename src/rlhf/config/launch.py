@@ -162,7 +162,7 @@ class RayLaunchConfig(_Launch):
     processes_per_node: int | None = Field(None, ge=1)
     """Ranks on each node, on its processor where gpus_per_node is not given; null for one process that trains where `rlhf run` was
     typed."""
-    cpus_per_process: float = Field(1.0, ge=0)
+    cpus_per_process: float = Field(1.0, gt=0)
     """Cores that Ray reserves for each of these ranks; also its threads of torch, at least one."""
     pools: PoolsConfig = PoolsConfig(engines=EnginePoolConfig())
     """Actors by role; by default none with ranks, which sample by themselves."""
@@ -202,6 +202,10 @@ class RayLaunchConfig(_Launch):
         if self.nodes > 1 and not self.num_ranks:
             raise ValueError(
                 f"nodes is {self.nodes}; how many ranks does each have? Give gpus_per_node, one rank for each GPU, or processes_per_node"
+            )
+        if "cpus_per_process" in self.model_fields_set and not self.num_ranks:
+            raise ValueError(
+                "cpus_per_process is of ranks, and there are none: give gpus_per_node or processes_per_node, or leave it out"
             )
         if None not in (asked := (self.gpus_per_node, self.processes_per_node)) and asked[0] != asked[1]:
             raise ValueError(

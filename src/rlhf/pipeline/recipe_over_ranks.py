@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rlhf.config.deepspeed import deepspeed_settings
+from rlhf.config.launch import TorchrunLaunchConfig
 from rlhf.config.rank_limits import refused_in_one_process, refused_of_stage, refused_pools
 from rlhf.config.recipe import RecipeConfig
 from rlhf.data.tokenization import lost_fields_allowed
@@ -45,6 +46,15 @@ def check_stages(recipe: RecipeConfig, undone: Collection[str], ranks: Ranks) ->
     for name in undone:
         if (refused := refused_in_one_process(recipe.stages[name])) is not None:
             raise ConfigError(f"stages.{name}.{refused}.")
+
+
+def not_started(recipe: RecipeConfig, ranks: Ranks) -> str | None:
+    """A sentence where the recipe asks for ranks and this process is alone; None where there is nothing to say."""
+    launch = recipe.launch
+    asked = launch.processes if isinstance(launch, TorchrunLaunchConfig) else getattr(launch, "num_ranks", 0)
+    if ranks.size > 1 or asked <= 1:
+        return None
+    return f"`launch` asks for {asked} ranks, and this process is alone: `rlhf run` starts them where no other launcher started it."
 
 
 def _refuse(recipe: RecipeConfig, names: Collection[str], ranks: Ranks, problems: list[str]) -> None:

@@ -38,7 +38,7 @@ from rlhf.pipeline.manifest import versions as versions
 from rlhf.pipeline.memory import memory_errors
 from rlhf.pipeline.plan import REQUEST, Action, PlannedStage, Planner, RunOptions, parents_of
 from rlhf.pipeline.provenance import inputs_by_name, local_inputs
-from rlhf.pipeline.recipe_over_ranks import check_recipe, check_stages, follow
+from rlhf.pipeline.recipe_over_ranks import check_recipe, check_stages, follow, not_started
 from rlhf.pipeline.report import FILE_NAME, write_report
 from rlhf.pipeline.stages import StageContext, StageOutcome, runner
 from rlhf.pipeline.trace_lists import keep_trace_lists
@@ -145,6 +145,8 @@ class Pipeline:
         if all(plan.action is Action.KEPT for plan in plans) and self._is_up_to_date(recipe):
             return self._nothing_to_do(plans, brief=options.brief)
         self._announce(plans, brief=options.brief)
+        if (told := not_started(self.recipe, self.ranks)) is not None:
+            self.log.say(escape(told))
         undone = [plan.name for plan in plans if not plan.is_there]
         check_stages(self.recipe, undone, self.ranks)
         with actors_of(

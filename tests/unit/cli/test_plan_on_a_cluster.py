@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf.cli import app
+from rlhf.config.recipe import load_recipe
 from rlhf.scale.gpus import TABLE
 from rlhf.scale.links import LINKS, OF_GPUS
 
@@ -29,6 +30,18 @@ def test_the_file_of_the_page_is_planned_with_its_price(tmp_path):
     assert "25.0 GB/s a GPU between nodes" in result.output
     assert "USD" in result.output
     assert result.output.count("pipeline") > 3
+
+
+def test_what_a_plan_says_to_type_is_taken_by_the_recipe():
+    """A policy of 70 billion on two nodes: engines of several GPUs, and the ranks that torchrun starts."""
+    recipe = str(ROOT / "recipes" / "large" / "ppo_70b.yaml")
+    result = run(recipe, "--cluster", "2x8xH100", "--stage", "ppo")
+    said = dict(re.findall(r"^  (settings|start) +(.*)$", result.output, re.MULTILINE))
+    assert "--nnodes 2 --nproc-per-node 8" in said["start"]
+    settings = said["settings"].split()
+    loaded = load_recipe(recipe, overrides=settings)
+    assert loaded.launch.pools.engines.gpus == loaded.stages["ppo"].engine.options["tensor_parallel_size"] > 1
+    assert 0 < float(loaded.stages["ppo"].engine.options["gpu_memory_utilization"]) < 1
 
 
 def test_machines_get_every_layout_as_json():

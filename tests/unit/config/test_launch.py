@@ -45,6 +45,8 @@ def test_a_word_is_the_launcher_of_that_name_and_nothing_is_local(recipe):
         ({"launcher": "ray", "pools": {"engines": {"replicas": 0}}}, r"launch\.pools\.engines\.replicas"),
         ({"launcher": "ray", "address": "auto", "object_store_gib": 1}, "object_store_gib"),
         ({"launcher": "ray", "nodes": 2}, "gpus_per_node.*processes_per_node"),
+        ({"launcher": "ray", "cpus_per_process": 4}, "cpus_per_process.*none"),
+        ({"launcher": "ray", "processes_per_node": 2, "cpus_per_process": 0}, "cpus_per_process"),
         ({"launcher": "ray", "gpus_per_node": 8, "processes_per_node": 4}, "leave processes_per_node out"),
         ({"launcher": "ray", "gpus_per_node": 0}, r"launch\.gpus_per_node"),
         ({"launcher": "torchrun", "nodes": 2}, "launcher: ray, nodes: N, gpus_per_node: M"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rlhf.config.recipe import RecipeConfig
 from rlhf.config.stages import BY_KIND
 from rlhf.distributed.ranks import Ranks
 from rlhf.errors import ConfigError
-from rlhf.pipeline.recipe_over_ranks import check_recipe, check_stages
+from rlhf.pipeline.recipe_over_ranks import check_recipe, check_stages, not_started
 from tests.fixtures import toy
 
 SFT = {"model": "embedded", "data": "rows.jsonl"}
@@ -75,3 +76,19 @@ def test_over_ranks_only_engines_may_be_in_actors_and_not_with_an_environment(tm
     assert "stages.grpo: an environment" in str(refused.value)
     del grpo["environment"], launch["pools"]["reference"]
     check_recipe(RecipeConfig.of(tree), tmp_path, ranks, until=None)
+
+
+@pytest.mark.parametrize(
+    ("launch", "size", "asked"),
+    [
+        ({"launcher": "ray", "nodes": 2, "processes_per_node": 4}, 1, "8 ranks"),
+        ({"launcher": "torchrun", "processes": 2}, 1, "2 ranks"),
+        ({"launcher": "torchrun", "processes": 2}, 4, None),
+        ({"launcher": "ray"}, 1, None),
+        ("local", 1, None),
+    ],
+)
+def test_a_process_that_is_alone_where_ranks_are_asked_for_says_so(launch, size, asked):
+    recipe = RecipeConfig.of({"name": "run", "launch": launch, "stages": {"a": {"kind": "sft", **SFT}}})
+    said = not_started(recipe, SimpleNamespace(size=size))
+    assert said is None if asked is None else asked in said

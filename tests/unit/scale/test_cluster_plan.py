@@ -195,7 +195,12 @@ def test_reward_models_are_in_shards_and_a_teacher_is_whole_on_each_rank():
         (Layout(num_gpus=1), []),
         (
             Layout(num_gpus=8, sharding="full_shard", placement="service"),
-            ["launch.launcher=ray", "launch.pools.engines.replicas=8", "launch.pools.engines.gpus=1"],
+            [
+                "launch.launcher=ray",
+                "launch.pools.engines.replicas=8",
+                "launch.pools.engines.gpus=1",
+                "launch.address=auto",
+            ],
         ),
         (
             Layout(num_gpus=8, sharding="full_shard", placement="service", engine_size=4),
@@ -205,6 +210,7 @@ def test_reward_models_are_in_shards_and_a_teacher_is_whole_on_each_rank():
                 "launch.launcher=ray",
                 "launch.pools.engines.replicas=2",
                 "launch.pools.engines.gpus=4",
+                "launch.address=auto",
             ],
         ),
     ],

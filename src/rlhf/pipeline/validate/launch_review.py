@@ -43,6 +43,11 @@ def _check_pools(review: Review, launch: RayLaunchConfig) -> None:
         review.error(
             "launch.launcher", f"ray needs the package 'ray'. Install it with: {pip_line('scale')}", MissingExtraError
         )
+    if launch.gpus_per_node and review.recipe.device == "cpu":
+        review.error(
+            "launch.gpus_per_node",
+            "`device: cpu` uses no GPU; give processes_per_node in its place, or another device.",
+        )
     if launch.address is not None:
         review.leave(f"whether the cluster at {launch.address} has room for {'; '.join(asked_of_ray(launch))}")
         return

@@ -115,6 +115,8 @@ def test_ranks_on_one_machine_are_counted_with_the_pools(tree):
     assert (problem.key, problem.level) == ("launch", "error")
     assert f"ranks: 1 x ({usable_cores()} CPU)" in problem.message
     assert not problems_of({**tree, "launch": {"launcher": "ray", "nodes": 2, "gpus_per_node": 8}})
+    [problem] = problems_of({**tree, "device": "cpu", "launch": {"launcher": "ray", "nodes": 2, "gpus_per_node": 8}})
+    assert problem.key == "launch.gpus_per_node"
 
 
 def test_ray_that_is_not_there_is_told_with_its_extra(tree, monkeypatch):
