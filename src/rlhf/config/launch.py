@@ -203,7 +203,7 @@ class RayLaunchConfig(_Launch):
             raise ValueError(
                 f"nodes is {self.nodes}; how many ranks does each have? Give gpus_per_node, one rank for each GPU, or processes_per_node"
             )
-        if "cpus_per_process" in self.model_fields_set and not self.num_ranks:
+        if self.cpus_per_process != 1 and not self.num_ranks:  # one is what a recipe has that a run wrote
             raise ValueError(
                 "cpus_per_process is of ranks, and there are none: give gpus_per_node or processes_per_node, or leave it out"
             )
