@@ -1,7 +1,8 @@
 """The head of a Ray cluster: whether one answers at an address, and whether it still does.
 
-Once its head has not answered for a minute, Ray ends each process that joined the cluster, without a word; and a head that was started again
-without a database knows none of its nodes, which end then. So a thread asks the head, and tells the run in time.
+Once its head has not answered for a minute, Ray ends each process that joined the cluster, without a message of ours. A thread that asks the
+head stops the run before that, so that it can save. A head that was started again without a database knows none of its nodes; they exit, and
+Ray mostly ends this process before the thread can do anything.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rlhf.errors import ConfigError
 from rlhf.evaluation.score_distribution import RewardTrial, ScoredRows
 from rlhf.rewards.factory import build_reward
 from rlhf.rewards.judge_reward import JudgeReward
-from rlhf.rewards.types import Scorer, TextCompletion, ask_scorer
+from rlhf.rewards.types import Scorer, TextCompletion, ask_scorer, parts_of
 
 ROWS_AT_ONCE = 256
 """Rows asked about in one call, and so many more that no prompt's completions are parted."""
@@ -101,5 +101,5 @@ def _judges(scorer: Scorer) -> Iterator[JudgeReward]:
     """The judges that a reward asks."""
     if isinstance(scorer, JudgeReward):
         yield scorer
-    for component in getattr(scorer, "components", ()):
-        yield from _judges(component.scorer)
+    for part in parts_of(scorer):
+        yield from _judges(part)

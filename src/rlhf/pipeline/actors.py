@@ -40,7 +40,7 @@ def actors_of(recipe: RecipeConfig, undone: Collection[str]) -> Iterator[None]:
 
     cluster = RayCluster(
         launch, head_lost=None if launch.num_ranks else stop
-    )  # ranks are ended by whoever started them
+    )  # the process that started the ranks ends them
     try:
         if cluster.pools and any(engines_of(recipe.stages[name]) for name in undone):
             cluster.open()

@@ -71,8 +71,8 @@ class KVCache:
         """Empty.
 
         Args:
-            has_slack: Tables are larger than asked for, so that those of a server, where prompts come and go one by one, are seldom made
-                anew; without it they are as large as asked for.
+            has_slack: Tables are larger than asked for, so that those of a server, where prompts come and go one by one, are seldom
+                reallocated; without it they are as large as asked for.
         """
         self._has_slack = has_slack
         self.layers: dict[nn.Module, LayerCache] = {}

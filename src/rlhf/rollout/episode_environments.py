@@ -105,7 +105,7 @@ class PlayedEnvironment:
         """None before it was first spoken to, and where it hangs."""
 
     def hear(self, event: Event, calls: TimedCalls) -> Outcome:
-        """What the environment gives for an event; a failure is told and not raised."""
+        """The environment's answer to an event; a failure is returned as an outcome and not raised."""
         hung = calls.num_hung
         actions = {"open": self._open, "answer": self._answer, "end": self._end}
         try:

@@ -182,7 +182,7 @@ class SamplerProcess:
 
 
 def _read_by_thread(pipe: Connection) -> Future[Sampled | Refusal]:
-    """One answer. A signal may raise in the main thread in the middle of reading; whoever asks the same future again has it whole."""
+    """One answer, read by a thread: a signal may raise in the main thread in the middle of a read, and the future can be asked again."""
     answer: Future[Sampled | Refusal] = Future()
 
     def read() -> None:

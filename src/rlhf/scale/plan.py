@@ -238,7 +238,7 @@ class StagePlanner:
             parts["teacher"] = float(self.shapes["teacher"].weight_bytes)
         if stage.max_staleness > 0:
             parts["sampler's process"] = self.libraries + memory.sampler_bytes(
-                shape, rollouts_ahead=stage.max_staleness
+                shape, rollouts_ahead=min(stage.max_staleness, stage.rollouts)
             )
         for sentence in not_foreseen(stage):
             self.sources.assume(sentence)

@@ -20,7 +20,7 @@ from rlhf.models.policy import PolicyModel
 from rlhf.rewards.functions import FunctionReward, load_function
 from rlhf.rewards.in_memory import own_name
 from rlhf.rewards.model_reward import ModelReward, model_folder
-from rlhf.rewards.types import Scorer
+from rlhf.rewards.types import Scorer, parts_of
 from rlhf.rollout.local import LocalEngine
 from rlhf.rollout.types import RolloutEngine, SamplablePolicy
 from rlhf.search.contract import Critique, CritiqueRequest
@@ -253,9 +253,8 @@ def function_identity(function: str | Callable[..., Any]) -> str:
 
 def judge_identities(scorer: Scorer) -> dict[str, str]:
     """Identity -> name of every function and model that a scorer asks, as far as they can be told."""
-    components = getattr(scorer, "components", ())
-    if components:
-        return {key: name for component in components for key, name in judge_identities(component.scorer).items()}
+    if parts := parts_of(scorer):
+        return {key: name for part in parts for key, name in judge_identities(part).items()}
     if isinstance(scorer, FunctionReward):
         return {function_identity(scorer.function): scorer.name}
     if isinstance(scorer, ModelReward):

@@ -12,7 +12,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.files import sha256
 from rlhf.rewards.functions import FunctionReward
 from rlhf.rewards.model_reward import ModelReward
-from rlhf.rewards.types import Scorer
+from rlhf.rewards.types import Scorer, parts_of
 from rlhf.rollout.types import RolloutEngine
 from rlhf.search.contract import Strategy
 from rlhf.search.critics import Critic, FunctionCritic, ModelCritic, function_identity
@@ -58,8 +58,8 @@ def plain(value: Any) -> Any:
 
 
 def _scorer_identity(scorer: Scorer) -> list[Any]:
-    components = getattr(scorer, "components", ())
-    if components:
+    if parts_of(scorer):
+        components: Any = getattr(scorer, "components", ())
         return [[each.weight, each.normalize, *_scorer_identity(each.scorer)] for each in components]
     if isinstance(scorer, FunctionReward):
         return [*code_identity(scorer.function), scorer.arguments]

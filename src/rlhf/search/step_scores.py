@@ -16,7 +16,7 @@ from rlhf.data.contracts import Prompt
 from rlhf.rewards.model_reward import ModelReward
 from rlhf.rewards.service import ServiceReward
 from rlhf.rewards.steps import ProcessReward
-from rlhf.rewards.types import Scorer
+from rlhf.rewards.types import Scorer, parts_of
 from rlhf.rollout.types import Completion
 from rlhf.search.value_scores import ValueScores
 
@@ -98,9 +98,8 @@ def tokens_read(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[int]:
 
 def _models_of(scorer: Scorer) -> int:
     """How many models read a row; of a service, one is known of."""
-    components = getattr(scorer, "components", ())
-    if components:
-        return sum(_models_of(component.scorer) for component in components)
+    if parts := parts_of(scorer):
+        return sum(map(_models_of, parts))
     if isinstance(scorer, ModelReward | ValueScores):
         return len(scorer.model.networks)
     return int(isinstance(scorer, ServiceReward))

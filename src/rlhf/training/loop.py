@@ -116,7 +116,7 @@ class Loop:
         self.evaluation: dict[str, float] = {}
         self._signals = StopRequest(at_once=False)
         self._before_collecting: Callable[[], dict[str, Any]] | None = None
-        """What collecting changes, as it was before, is what this gives; where collecting is broken off, the run stands there."""
+        """Gives the state from before collecting, which a checkpoint has that is written when a signal interrupts collecting."""
 
     def _store(self, folder: Path) -> CheckpointManager:
         settings = self.config.model_dump(mode="json", exclude=FREE_TO_CHANGE)
