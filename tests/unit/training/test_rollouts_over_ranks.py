@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from rlhf.data.contracts import Prompt
 from rlhf.distributed.ranks import Ranks
@@ -15,8 +16,11 @@ from rlhf.rewards.composite import Component, CompositeReward
 from rlhf.rewards.factory import as_scorer
 from rlhf.rewards.model_reward import model_rewards
 from rlhf.rewards.types import ScoreResult, TextCompletion
-from rlhf.training import rollouts_over_ranks
+from rlhf.training import rollouts_over_ranks, sharded_training
 from rlhf.training.rollouts_over_ranks import ask_over_ranks, places_of_rank, score_over_ranks
+from rlhf.training.sharded_training import models_of_rollouts
+from tests.fixtures import toy
+from tests.fixtures import trained_over_ranks as cases
 
 IDS = ["a", "a", "b", "c", "a", "d"]
 
@@ -154,3 +158,14 @@ def test_a_scorer_that_stops_the_run_on_one_rank_stops_all(monkeypatch):
     rank_is(monkeypatch, 1, ([0, 1, 3, 4], None, "The judge was asked as often as it may."))
     with pytest.raises(InterruptedRun, match="as often"):
         score_over_ranks(Lengths(), prompts, completions)
+
+
+def test_models_of_rewards_and_of_the_held_out_judge_lie_in_shards_but_those_that_wait_on_the_cpu(monkeypatch):
+    scorer, judge = (cases.model_rewards(torch.float32) for _ in range(2))
+    trainer = toy.build_trainer("grpo", scorer=scorer, judge=judge)
+    models = [reward.model for part in (scorer, judge) for reward in model_rewards(part)]
+    assert len(models) == 4
+    assert [id(model) for model in models_of_rollouts(trainer)[-4:]] == [id(model) for model in models]
+    monkeypatch.setattr(sharded_training, "is_offloaded", lambda model: model is models[0])
+    assert [id(model) for model in models_of_rollouts(trainer)[-3:]] == [id(model) for model in models[1:]]
+    assert all(model is not models[0] for model in models_of_rollouts(trainer))
