@@ -162,7 +162,7 @@ def test_a_scorer_that_stops_the_run_on_one_rank_stops_all(monkeypatch):
 
 def test_models_of_rewards_and_of_the_held_out_judge_lie_in_shards_but_those_that_wait_on_the_cpu(monkeypatch):
     scorer, judge = (cases.model_rewards(torch.float32) for _ in range(2))
-    trainer = toy.build_trainer("grpo", scorer=scorer, judge=judge)
+    trainer = toy.build_trainer("grpo", scorer=scorer, judge=judge, hacking={"allow_shared": True})
     models = [reward.model for part in (scorer, judge) for reward in model_rewards(part)]
     assert len(models) == 4
     assert [id(model) for model in models_of_rollouts(trainer)[-4:]] == [id(model) for model in models]
