@@ -6,6 +6,8 @@ import functools
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -209,3 +211,23 @@ def test_a_reference_that_keeps_dying_ends_the_run_within_seconds_and_says_why(r
         stop.set()
         thread.join()
     assert time.monotonic() - began < 120
+
+
+IMPORTED_FIRST = """
+import ray
+from rlhf.config.launch import RayLaunchConfig
+from rlhf.distributed.ray_cluster import RayCluster
+
+cluster = RayCluster(RayLaunchConfig.of({"launcher": "ray", "pools": {"reference": {"cpus": 0.25}}}))
+cluster.open()
+print("nodes", cluster.num_nodes)
+cluster.close()
+"""
+
+
+def test_a_script_that_imported_ray_before_has_a_cluster_with_a_token():
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_FIRST], env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "nodes 1" in done.stdout, done.stderr

@@ -262,13 +262,16 @@ class RayCluster:
     def _connected(self) -> Any:
         """Ray, with a cluster; what it would change in this process stays as it was."""
         address = self.launch.address or os.environ.get(ADDRESS)
-        if address is None and "RAY_AUTH_MODE" not in os.environ:
+        has_new_token = address is None and "RAY_AUTH_MODE" not in os.environ
+        if has_new_token:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         ray = require("ray", extra="scale", needed_for="launcher: ray")
         if ray.is_initialized():  # a script's own; it is left as it is
             return ray
+        if has_new_token:
+            _read_token()
         how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
         if address is None:
             how |= {"address": "local", "include_dashboard": False}  # without an address, one that runs here is joined
@@ -375,6 +378,14 @@ def _take_over_messages() -> None:
     worker: Any = importlib.import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):  # no public switch turns it off (Ray 2.60)
         worker.print_to_stdstream = lambda data, **how: logger.debug("Ray: %s", data.get("lines"))
+
+
+def _read_token() -> None:
+    """Ray reads these variables when it is imported, which a script may have done before; no public call reads them again (Ray 2.60)."""
+    with contextlib.suppress(ImportError, AttributeError):
+        raylet = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _no_cluster(address: str | None, said: str) -> str:

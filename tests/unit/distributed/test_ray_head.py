@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import queue
 import socket
 import time
@@ -15,8 +16,8 @@ from rlhf.distributed.ray_cluster import RayCluster
 from rlhf.distributed.ray_head import HeadWatch
 from rlhf.errors import ConfigError
 
-pytest.importorskip("ray")
 grpc = pytest.importorskip("grpc")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install ray")
 
 
 @pytest.fixture
