@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ SHORT = (
 """Of the recipe, so that a run takes seconds."""
 MARK = "RLHF_RAY_DRILL"
 """Environment variable that tells the processes of one drill from everyone else's."""
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 600.0
+ACTOR = "ray::Host"
+"""How the title of an actor's process begins; while it answers a call, ``.`` and the method's name follow."""
 CATCHES = 4
 """Runs in which an engine may be missed: it is looked for among the processes of the machine, and a rollout takes a second."""
 
@@ -76,30 +78,41 @@ class DrillRun:
                 rows.append(json.loads(line))
         return [row for row in rows if row.get("stage") == "ppo" and row["event"] == kind]
 
-    def processes(self, *, busy: bool = False) -> list[int]:
-        """Numbers of the actors' processes; only those that answer a call, where ``busy``."""
-        return [number for number, title in marked(self.mark) if title.startswith("ray::Host" + ("." if busy else ""))]
+    def processes(self) -> list[int]:
+        """Numbers of the actors' processes."""
+        return [number for number, _ in marked(self.mark, titles=ACTOR)]
 
     def scored(self) -> list[dict[str, Any]]:
         """Rollouts that were learned from."""
         return [event for event in self.events("metrics") if "ppo/score_mean" in event["metrics"]]
 
-    def wait_for_rollout(self, count: int) -> int:
-        """Until so many rollouts were learned from and an engine samples the next; that engine's process."""
+    def wait_for_rollout(self, count: int) -> int | None:
+        """Until so many rollouts were learned from and an engine samples the next; that engine's process, None where the run ended first."""
+        self.wait_for_score(count)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if len(self.scored()) >= count and (busy := self.processes(busy=True)):
-                return busy[0]
-            time.sleep(0.005)
-        raise SystemExit(f"no engine sampled rollout {count}; see {self.console}")
+        actors = self.processes()  # once: a machine may have thousands of processes, and a rollout takes a second
+        while self.process.poll() is None:
+            for number in actors:
+                with contextlib.suppress(OSError):
+                    if title(number).startswith(f"{ACTOR}."):
+                        return number
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no engine sampled rollout {count}{self._state()}")
+            time.sleep(0.002)
+        return None
 
     def wait_for_score(self, count: int) -> None:
         """Until so many rollouts were learned from."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(self.scored()) < count:
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit(f"rollout {count} was not learned from; see {self.console}")
+                raise SystemExit(f"rollout {count} was not learned from{self._state()}")
             time.sleep(0.01)
+
+    def _state(self) -> str:
+        """What one wants to know of a run that did not do what a drill waited for."""
+        end = self.console.read_text(encoding="utf-8", errors="replace")[-4000:]
+        return f": {len(self.scored())} rollouts done, exit code {self.process.poll()}, processes {marked(self.mark)}; its output ends:\n{end}"
 
     def finish(self) -> tuple[int, str]:
         """Exit code, and what was printed."""
@@ -114,23 +127,24 @@ class DrillRun:
                 return time.monotonic() - began
             time.sleep(0.01)
         if self.process.poll() is None:
-            raise SystemExit(f"no alarm came; see {self.console}")
+            raise SystemExit(f"no alarm came{self._state()}")
         return None
 
 
-def marked(mark: str) -> list[tuple[int, str]]:
-    """(number, title) of the processes that live with this mark in their environment."""
+def title(number: int) -> str:
+    """Of a process; OSError where it is gone."""
+    return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def marked(mark: str, *, titles: str = "") -> list[tuple[int, str]]:
+    """(number, title) of the processes that live with this mark in their environment, and whose titles begin so."""
     processes = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                    processes.append(
-                        (
-                            int(folder.name),
-                            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"),
-                        )
-                    )
+                found = title(int(folder.name))
+                if found.startswith(titles) and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                    processes.append((int(folder.name), found))
     return processes
 
 
@@ -178,11 +192,19 @@ def same_bits(run: DrillRun, work: Path) -> str:
     return "same bits" if code == 0 and bits(run.folder) == bits(undisturbed(work)) else ""
 
 
-def caught(work: Path, name: str, how: signal.Signals, *settings: str) -> tuple[DrillRun, float]:
-    """A run of which an engine was sent a signal while it sampled, and seconds to the alarm; once more where its work was done by then."""
+def sampling(work: Path, name: str, *settings: str) -> Iterator[tuple[DrillRun, int]]:
+    """Runs, and the process of an engine that samples the third rollout, until a drill has what it wants of one."""
     for attempt in range(CATCHES):
         run = DrillRun(work, f"{name}-{attempt}", *settings)
-        os.kill(run.wait_for_rollout(2), how)
+        if (engine := run.wait_for_rollout(2)) is not None:
+            yield run, engine
+    raise SystemExit(f"{name}: no engine was caught at work in {CATCHES} runs")
+
+
+def caught(work: Path, name: str, how: signal.Signals, *settings: str) -> tuple[DrillRun, float]:
+    """A run of which an engine was sent a signal while it sampled, and seconds to the alarm; once more where its work was done by then."""
+    for run, engine in sampling(work, name, *settings):
+        os.kill(engine, how)
         if (seconds := run.wait_for_alarm()) is not None:
             return run, seconds
-    raise SystemExit(f"{name}: no engine was caught at work in {CATCHES} runs")
+    raise AssertionError("unreachable")

@@ -31,6 +31,7 @@ from tools.ray_drill_runs import (  # noqa: E402
     caught,
     marked,
     same_bits,
+    sampling,
     undisturbed,
     wait_until_gone,
 )  # fmt: skip
@@ -82,8 +83,7 @@ def engine_hangs(work: Path) -> Outcome:
 def engine_is_slow(work: Path) -> Outcome:
     """SIGSTOP for longer than the run takes: its work is given to the other engine."""
     undisturbed(work)
-    run = DrillRun(work, "engine_is_slow")
-    stopped = run.wait_for_rollout(2)
+    run, stopped = next(sampling(work, "engine_is_slow"))
     os.kill(stopped, signal.SIGSTOP)
     before, began = len(run.scored()), time.monotonic()
     while len(run.scored()) == before and run.process.poll() is None:
@@ -100,12 +100,12 @@ def engine_is_slow(work: Path) -> Outcome:
 
 
 def engines_keep_dying(work: Path) -> Outcome:
-    """Whatever starts is killed as soon as it is asked something."""
+    """Whatever starts is killed as soon as it is seen."""
     run = DrillRun(work, "engines_keep_dying", "launch.pools.engines.max_restarts=2")
-    run.wait_for_rollout(1)
+    run.wait_for_score(1)
     began = time.monotonic()
     while run.process.poll() is None and time.monotonic() - began < PATIENCE_SECONDS:
-        for number in run.processes(busy=True):
+        for number in run.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(0.05)
@@ -125,7 +125,7 @@ def trainer_stopped(work: Path) -> Outcome:
     """SIGTERM, and the same command again."""
     undisturbed(work)
     run = DrillRun(work, "trainer_stopped")
-    run.wait_for_rollout(2)
+    run.wait_for_score(2)
     run.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     code, _ = run.finish()
@@ -145,7 +145,7 @@ def trainer_killed(work: Path) -> Outcome:
     """SIGKILL: the process can't clean up."""
     undisturbed(work)
     run = DrillRun(work, "trainer_killed")
-    run.wait_for_rollout(2)
+    run.wait_for_score(2)
     run.process.kill()
     run.process.wait()
     began = time.monotonic()

@@ -101,6 +101,14 @@ def rewards(cluster, folders):
         scorer.close()
 
 
+def ready_actors(pool):
+    """Both actors of a pool, when both have started and wait for work."""
+    pool.each("started")
+    found = actors()
+    assert len(found) == 2
+    return found
+
+
 def after(seconds, deed):
     timer = threading.Timer(seconds, deed)
     timer.start()
@@ -123,8 +131,7 @@ def test_a_reward_actor_that_is_killed_or_stopped_in_the_middle_changes_no_bit(
     peaceful = spread.score(*samples)
     spread.close()
     spread, _ = rewards("slow", **changes)
-    before = actors()
-    assert len(before) == 2
+    before = ready_actors(spread.components[0].scorer.pool)
     hit = threading.Event()
 
     def strike():
@@ -183,8 +190,7 @@ def asked(model):
 def test_a_reference_that_dies_or_hangs_is_built_again_with_the_same_bits(reference, signal_number):
     own = asked(reference.policy)
     assert torch.equal(asked(reference), own)
-    before = actors()
-    assert len(before) == 2
+    before = ready_actors(reference.pool)
     os.kill(before[0], signal_number)
     assert torch.equal(asked(reference), own)
     assert len(reference.said) == 1

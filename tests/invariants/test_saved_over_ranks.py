@@ -23,7 +23,7 @@ def test_no_rank_has_the_whole_model_in_memory_of_its_own(vocab_parallel, tmp_pa
     for peaks in run_over_ranks(load_cut_and_save, tmp_path / "source", tmp_path, options, folder=tmp_path):
         assert not isinstance(peaks, BaseException), peaks
         assert peaks["loading"] < SLACK
-        assert peaks["held"] < 0.75 * whole
+        assert peaks["held"] < 0.6 * whole
         assert peaks["saving"] < SLACK + 4 * largest
     for file in (tmp_path / "source").iterdir():
         if file.name != "README.md":  # the source's name is in it
