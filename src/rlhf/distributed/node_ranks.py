@@ -52,14 +52,16 @@ class NodeRanks:
             return {"version": __version__, "port": free.getsockname()[1]}
 
     def check_files(self, files: Mapping[str, str]) -> None:
-        """Refuse where a file is not seen, or is another one.
+        """Refuse where a file or the working folder is not seen, or a file is another one.
 
         Args:
             files: Absolute path -> sha256 of its content.
 
         Raises:
-            ConfigError: Naming the file.
+            ConfigError: Naming the file or the folder.
         """
+        if not Path(self.folder).is_dir():
+            raise ConfigError(f"{self.folder}, where the command was typed, is no folder there")
         deadline = time.monotonic() + SEEN_SECONDS
         for path, wanted in files.items():
             while (content := _hash_of(path)) != wanted:

@@ -137,8 +137,8 @@ def _check_nodes(cluster: Cluster, nodes: Sequence[_Node], folder: Path, files: 
         except ConfigError as err:
             what = str(err).replace(str(probe), f"the folder {folder} (output_dir) of this machine")
             raise ConfigError(
-                f"{what}. The recipe, what it reads and output_dir must lie where all nodes see them under the same path, such as on a "
-                "network file system (docs/cluster.md)."
+                f"{what}. The working folder, the recipe, what it reads and output_dir must lie where all nodes see them under the same "
+                "path, such as on a network file system (docs/cluster.md)."
             ) from None
     finally:
         probe.unlink()

@@ -173,6 +173,14 @@ def test_a_node_that_does_not_see_the_run_folder_or_the_recipe_is_refused_before
         assert all(asked[0] != "begin" for node in cluster.nodes for asked in node.asked)
 
 
+def test_a_node_without_the_working_folder_is_refused_before_ranks_start(run, tmp_path):
+    cluster = FakeNodes([], [])
+    cluster.nodes[1].ranks.folder = str(tmp_path / "typed-here")
+    with pytest.raises(ConfigError, match=r"node 1 \(10\.0\.0\.2\).*typed-here.*working folder"):
+        run(cluster)
+    assert all(asked[0] != "begin" for node in cluster.nodes for asked in node.asked)
+
+
 def test_another_version_on_a_node_is_refused(run):
     with pytest.raises(ConfigError, match=r"node 0 .* has rlhf 0\.0\.1"):
         run(FakeNodes([], [], version="0.0.1"))
