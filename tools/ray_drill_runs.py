@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,18 @@ SHORT = (
 """Of the recipe, so that a run takes seconds."""
 MARK = "RLHF_RAY_DRILL"
 """Environment variable that tells the processes of one drill from everyone else's."""
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 300.0
 ACTOR = "ray::Host"
 """How the title of an actor's process begins; while it answers a call, ``.`` and the method's name follow."""
 CATCHES = 4
-"""Runs in which an engine may be missed: it is looked for among the processes of the machine, and a rollout takes a second."""
+"""Runs in which an engine may be missed: a rollout takes a second."""
 
 
 class DrillRun:
     """The recipe in a process, and the processes that Ray started for it."""
 
     def __init__(self, work: Path, name: str, *settings: str, variables: Mapping[str, str] | None = None) -> None:
+        self.name = name
         self.folder = work / name / "cluster_ppo"
         if not self.folder.exists():
             shutil.copytree(prepared(work), self.folder)
@@ -192,19 +193,20 @@ def same_bits(run: DrillRun, work: Path) -> str:
     return "same bits" if code == 0 and bits(run.folder) == bits(undisturbed(work)) else ""
 
 
-def sampling(work: Path, name: str, *settings: str) -> Iterator[tuple[DrillRun, int]]:
-    """Runs, and the process of an engine that samples the third rollout, until a drill has what it wants of one."""
+def sampling(work: Path, name: str, *settings: str) -> tuple[DrillRun, int]:
+    """A run, and the process of an engine that samples its third rollout; once more where it ended before one was seen at that."""
     for attempt in range(CATCHES):
         run = DrillRun(work, f"{name}-{attempt}", *settings)
         if (engine := run.wait_for_rollout(2)) is not None:
-            yield run, engine
+            return run, engine
     raise SystemExit(f"{name}: no engine was caught at work in {CATCHES} runs")
 
 
 def caught(work: Path, name: str, how: signal.Signals, *settings: str) -> tuple[DrillRun, float]:
     """A run of which an engine was sent a signal while it sampled, and seconds to the alarm; once more where its work was done by then."""
-    for run, engine in sampling(work, name, *settings):
+    for attempt in range(CATCHES):
+        run, engine = sampling(work, f"{name}-{attempt}", *settings)
         os.kill(engine, how)
         if (seconds := run.wait_for_alarm()) is not None:
             return run, seconds
-    raise AssertionError("unreachable")
+    raise SystemExit(f"{name}: no engine was caught at work in {CATCHES} runs")

@@ -83,7 +83,7 @@ def engine_hangs(work: Path) -> Outcome:
 def engine_is_slow(work: Path) -> Outcome:
     """SIGSTOP for longer than the run takes: its work is given to the other engine."""
     undisturbed(work)
-    run, stopped = next(sampling(work, "engine_is_slow"))
+    run, stopped = sampling(work, "engine_is_slow")
     os.kill(stopped, signal.SIGSTOP)
     before, began = len(run.scored()), time.monotonic()
     while len(run.scored()) == before and run.process.poll() is None:
@@ -100,10 +100,10 @@ def engine_is_slow(work: Path) -> Outcome:
 
 
 def engines_keep_dying(work: Path) -> Outcome:
-    """Whatever starts is killed as soon as it is seen."""
-    run = DrillRun(work, "engines_keep_dying", "launch.pools.engines.max_restarts=2")
-    run.wait_for_score(1)
+    """One that samples is killed, and then whatever lives or starts."""
+    run, engine = sampling(work, "engines_keep_dying", "launch.pools.engines.max_restarts=2")
     began = time.monotonic()
+    os.kill(engine, signal.SIGKILL)
     while run.process.poll() is None and time.monotonic() - began < PATIENCE_SECONDS:
         for number in run.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -124,14 +124,13 @@ def engines_keep_dying(work: Path) -> Outcome:
 def trainer_stopped(work: Path) -> Outcome:
     """SIGTERM, and the same command again."""
     undisturbed(work)
-    run = DrillRun(work, "trainer_stopped")
-    run.wait_for_score(2)
+    run, _ = sampling(work, "trainer_stopped")
     run.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     code, _ = run.finish()
     wait_until_gone(run.mark)
     seconds = time.monotonic() - began
-    same = same_bits(DrillRun(work, "trainer_stopped"), work)
+    same = same_bits(DrillRun(work, run.name), work)
     return Outcome(
         "the run is asked to stop (SIGTERM), then started again",
         f"exit code {code}, no process left; {same or 'OTHER BITS'}",
@@ -144,8 +143,7 @@ def trainer_stopped(work: Path) -> Outcome:
 def trainer_killed(work: Path) -> Outcome:
     """SIGKILL: the process can't clean up."""
     undisturbed(work)
-    run = DrillRun(work, "trainer_killed")
-    run.wait_for_score(2)
+    run, _ = sampling(work, "trainer_killed")
     run.process.kill()
     run.process.wait()
     began = time.monotonic()
@@ -153,7 +151,7 @@ def trainer_killed(work: Path) -> Outcome:
         time.sleep(0.05)
     seconds = time.monotonic() - began
     wait_until_gone(run.mark)  # Ray's agents take up to a minute to see that they are alone
-    same = same_bits(DrillRun(work, "trainer_killed"), work)
+    same = same_bits(DrillRun(work, run.name), work)
     return Outcome(
         "the process that trains is killed (SIGKILL), then started again",
         f"no process left; {same or 'OTHER BITS'}",
