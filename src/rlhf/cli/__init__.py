@@ -56,10 +56,11 @@ def main() -> None:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a file's name or an error's text may hold what can't be written
-    try:
-        with signals_heeded():
+    with signals_heeded() as ignore_signals:
+        try:
             app()
-    except (Exception, Interrupted, InterruptedRun) as err:
-        if os.environ.get(DEBUG):
-            sys.stderr.write(printable(traceback.format_exc()))
-        raise SystemExit(exit_code_of(err)) from None
+        except (Exception, Interrupted, InterruptedRun) as err:
+            ignore_signals()
+            if os.environ.get(DEBUG):
+                sys.stderr.write(printable(traceback.format_exc()))
+            raise SystemExit(exit_code_of(err)) from None

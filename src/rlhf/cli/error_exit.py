@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,17 +27,25 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def signals_heeded() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP end the command with a word; a run has handlers of its own while it lasts."""
+def signals_heeded() -> Iterator[Callable[[], None]]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP end the command with a word; a run has handlers of its own while it lasts.
+
+    What is yielded has them ignored for the rest, so that an error is told to its end: a launcher that sees one rank fail sends SIGTERM
+    to the others, and one of these may be rank 0, which says why.
+    """
 
     def end(number: int, frame: object) -> None:
         if number == signal.SIGHUP:
             leave_closed_terminal()
         raise Interrupted
 
+    def ignore() -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+
     before = {number: signal.signal(number, end) for number in heeded_signals()}
     try:
-        yield
+        yield ignore
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

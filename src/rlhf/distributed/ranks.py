@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rlhf.distributed.launch_environment import Launch, find_launch
-from rlhf.errors import ConfigError, InterruptedRun, RLHFError, TrainingError, text_of
+from rlhf.errors import ConfigError, RLHFError, TrainingError, text_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +162,7 @@ class ProcessRanks(Ranks):
         """Say to the others what happened here, or find out what happened to them."""
         lost = _is_lost_peer(err)
         try:
-            if not lost and not isinstance(err, InterruptedRun | SystemExit | KeyboardInterrupt):
+            if not lost and isinstance(err, Exception):  # else a signal's, or the end of the process
                 said = {"rank": self.rank, "message": _message(err)}
                 self._store.compare_set(FAULT, "", json.dumps(said))
                 self._own_fault = self._own_fault or err
@@ -244,9 +246,11 @@ def launched_ranks() -> Iterator[Ranks]:
         yield ranks
         ranks.close()
     except BaseException as err:
-        named = ranks.named(err)
+        with _launcher_ignored():
+            named = ranks.named(err)
+            if ranks.is_main:
+                ranks.say_ended()
         if ranks.is_main:
-            ranks.say_ended()
             raise named from (None if named is err else err)
         if isinstance(err, ConfigError):
             ranks.end_after_main()
@@ -254,6 +258,19 @@ def launched_ranks() -> Iterator[Ranks]:
         raise SystemExit(named.code if isinstance(named, SystemExit) else getattr(named, "exit_code", 1)) from None
     finally:
         _current = _ALONE
+
+
+@contextmanager
+def _launcher_ignored() -> Iterator[None]:
+    """Inside, SIGTERM is ignored: a launcher sends it to all ranks as soon as one ends, and this one is finding out why."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_lost_peer(err: BaseException) -> bool:

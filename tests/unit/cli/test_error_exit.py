@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 
 from rlhf import cli
@@ -193,6 +194,21 @@ def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
     assert caught.value.code == 130
     assert capsys.readouterr().err == "stopped: Interrupted, with nothing to save.\n"
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_comes_while_an_error_is_told_does_not_hide_it(monkeypatch, capsys):
+    before, told = signal.getsignal(signal.SIGTERM), Console.print
+
+    def print_late(*args, **options) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # of a launcher that saw another rank end
+        told(*args, **options)
+
+    monkeypatch.setattr(Console, "print", print_late)
+    with pytest.raises(SystemExit) as caught:
+        fail(monkeypatch, DataError("row 3 is empty"))
+    assert caught.value.code == DataError.exit_code
+    assert capsys.readouterr().err == "error: row 3 is empty\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_hangup_that_nohup_has_ignored_stays_ignored(monkeypatch):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import time
 
 import pytest
 import torch
 
-from rlhf.distributed.ranks import _is_lost_peer, current_ranks, launched_ranks
+from rlhf.cli.error_exit import Interrupted, signals_heeded
+from rlhf.distributed.ranks import FAULT, ProcessRanks, _is_lost_peer, current_ranks, launched_ranks
 from rlhf.errors import DataError, InterruptedRun, TrainingError
 from tests.fixtures.two_ranks import run_over_ranks
 
@@ -64,6 +67,28 @@ def test_a_rank_that_is_killed_ends_all_within_seconds(tmp_path):
     main, other = run_over_ranks(talk_and_fail, "dies", folder=tmp_path)
     assert isinstance(main, TrainingError)
     assert other is None
+
+
+class StoppedByLauncher(ProcessRanks):
+    """Rank 0 of two, without the other: its launcher stops it while it finds out what became of that one."""
+
+    def __init__(self, launch):
+        self.rank, self.size, self._store, self._own_fault = 0, 2, torch.distributed.HashStore(), None
+        self._store.set(FAULT, json.dumps({"rank": 1, "message": "rows.jsonl:7: no prompt"}))
+
+    def named(self, err):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().named(err)
+
+
+@pytest.mark.parametrize(
+    "err", [InterruptedRun("Stopped by SIGTERM."), Interrupted(), RuntimeError("connection reset")]
+)
+def test_rank_0_gives_the_message_of_the_rank_that_failed_whatever_signal_comes(err, monkeypatch):
+    monkeypatch.setattr("rlhf.distributed.ranks.find_launch", lambda environ: "torchrun")
+    monkeypatch.setattr("rlhf.distributed.ranks.ProcessRanks", StoppedByLauncher)
+    with signals_heeded(), pytest.raises(TrainingError, match=r"Rank 1 failed: rows\.jsonl:7"), launched_ranks():
+        raise err
 
 
 def fail_and_be_stopped() -> str:
