@@ -168,7 +168,7 @@ def exchange(pass_tokens: int) -> None:
     is_main = distributed.get_rank() == 0
 
     def learn() -> None:
-        policy.logprobs(batch).sum().backward()
+        policy.score(batch).logprobs.sum().backward()
 
     @torch.no_grad()
     def read() -> None:
