@@ -70,7 +70,9 @@ def run(work: Path, case: str) -> dict[str, float]:
     command = [sys.executable, "-m", "rlhf", "run", str(file), "--until", "ppo", "--profile"]
     if case == "two ranks":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *command[1:]]
-    subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+    if done.returncode:
+        sys.exit(f"The run of {case} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     profile = json.loads((folder / "ppo" / "profile.json").read_text(encoding="utf-8"))
     stage = recipe_of(work, case)["stages"]["ppo"]
     per_phase = stage["epochs_per_rollout"] * stage["prompts_per_rollout"] // stage["minibatch_size"]

@@ -257,6 +257,9 @@ def launched_ranks() -> Iterator[Ranks]:
         # At once: with its connections rank 0 loses this rank, and asks the store why.
         raise SystemExit(named.code if isinstance(named, SystemExit) else getattr(named, "exit_code", 1)) from None
     finally:
+        # A thread of gloo lets go of the last collective's tensors a moment after that is over. Once Python ends it can't, and aborts the
+        # process, whose exit code is then SIGABRT's after everything was done (seen in one run of nine).
+        time.sleep(POLL_SECONDS)
         _current = _ALONE
 
 
