@@ -36,6 +36,7 @@ from rlhf.config.engines import LocalEngineConfig
 from rlhf.config.launch import EnginePoolConfig, RayLaunchConfig
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
+from rlhf.distributed.actor_pool import ActorPool
 from rlhf.distributed.ray_cluster import RayCluster
 from rlhf.models.policy import PolicyModel
 from rlhf.pipeline.manifest import machine
@@ -116,9 +117,14 @@ class Measured:
     """Of this process and of the engines'."""
 
 
+def _pool_of(engine: PooledEngine) -> ActorPool:
+    """Its actors, which take the newest weights before they do anything else."""
+    return engine._holding(engine._newest())
+
+
 def processor_seconds(engine: Any) -> float:
     """So far."""
-    theirs = engine._ready().each("processor_seconds") if isinstance(engine, PooledEngine) else []
+    theirs = _pool_of(engine).each("processor_seconds") if isinstance(engine, PooledEngine) else []
     return time.process_time() + sum(theirs)
 
 
@@ -163,7 +169,7 @@ def random_policy(width: int, layers: int, tokenizer: Any) -> PolicyModel:
 
 def settled(engine: PooledEngine) -> None:
     """Every engine has acknowledged the newest weights."""
-    engine._ready().each("started")
+    _pool_of(engine).each("started")
 
 
 def pushes(*, rounds: int) -> list[tuple[str, int, str, float, float]]:

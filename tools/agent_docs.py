@@ -60,10 +60,10 @@ def commands() -> str:
 def exit_codes() -> str:
     """Exit code and meaning of every class of errors."""
     classes = {
-        value.exit_code: value
+        code: value
         for value in reversed(list(vars(rlhf.errors).values()))
         if isinstance(value, type)
-        and isinstance(getattr(value, "exit_code", None), int)
+        and isinstance(code := getattr(value, "exit_code", None), int)
         and value.__module__ == rlhf.errors.__name__
     }
     rows = [

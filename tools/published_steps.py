@@ -168,7 +168,7 @@ def predicted_trainer(model: str, gpu: str, gpus: int, tokens: int, lora: bool) 
     layout = Layout(num_gpus=gpus, sharding="full_shard" if gpus > 1 else "replicated", gradient_checkpointing=True)
     stage = SimpleNamespace(autocast="bfloat16", ema_decay=None, early_stopping=None, l2_coef=0, model=shape.settings)
     spent = LayoutSeconds(facts, {"policy": shape}, layout, cluster, stage).learning()
-    models = Models(trained=(shape,), copies=1, reference=None, judging=())
+    models = Models(trained=(shape,), copies=1, reference=None, rewards=())
     held, _ = layout_memory(models, layout, cluster, parts={}, tokens=tokens, scored_share=1.0, stage=stage)
     return gpus * tokens / sum(spent.values()), sum(held.values()) / (1 << 30)
 

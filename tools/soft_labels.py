@@ -258,7 +258,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="Where the run folders go.")
     parser.add_argument("--write", type=Path, default=PAGE, help="Markdown page; the numbers go beside it as JSON.")
     options = parser.parse_args()
-    who = Crowd(*options.crowd, options.overlap)
+    good, careless, spammers = options.crowd
+    who = Crowd(good, careless, spammers, options.overlap)
     if not 1 <= who.overlap <= len(who.people()):
         raise SystemExit(f"{who.overlap} judgments of a pair need as many people; the crowd has {len(who.people())}.")
     folder = options.folder.resolve()

@@ -50,7 +50,7 @@ def build(folder: Path, shape: Shape, *, ends_after: int, with_judge: bool = Tru
     model = LlamaForCausalLM(config)
     if ends_after:
         make_completions_end(model, one_in=ends_after)
-    tokenizer = build_tokenizer(shape.vocabulary, positions=shape.positions)
+    tokenizer: Any = build_tokenizer(shape.vocabulary, positions=shape.positions)
     if with_judge:
         judge = LlamaForSequenceClassification(
             LlamaConfig(**config.to_dict() | {"id2label": {0: "score"}, "label2id": {"score": 0}})
