@@ -283,7 +283,7 @@ class RayCluster:
                 raise ConfigError(_no_cluster(address, why))
         try:
             with _signals_kept():
-                ray.init(**how)
+                _init(ray, how)
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as err:
             raise ConfigError(_no_cluster(address, text_of(err))) from None
         self._started_here = True
@@ -346,6 +346,24 @@ class RayCluster:
             whole = {name: has.get(name, 0.0) for name in shown}
             words.append(f"{node['NodeManagerAddress']}: {resource_words(shown)} of {resource_words(whole)}")
         return f"Free are, by node: {'; '.join(words)}."
+
+
+def _init(ray: Any, how: Mapping[str, Any]) -> None:
+    """``ray.init``, once more where a node was not ready within Ray's fixed 30 seconds, which it tells by a plain Exception.
+
+    Raises:
+        RuntimeError: It was not ready the second time either.
+    """
+    for is_last in (False, True):
+        try:
+            ray.init(**how)
+            return
+        except Exception as err:
+            if type(err) is not Exception:
+                raise
+            ray.shutdown()
+            if is_last:
+                raise RuntimeError(text_of(err)) from None
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rlhf.config.launch import RayLaunchConfig
 from rlhf.distributed.actor_calls import ActorLostError
-from rlhf.distributed.ray_cluster import Answer, Host, RayCall, RayCluster
+from rlhf.distributed.ray_cluster import Answer, Host, RayCall, RayCluster, _init
 from rlhf.errors import DataError, InterruptedRun
 
 TELLER = "tests.fixtures.actor_workers:Teller"
@@ -72,3 +73,28 @@ def test_every_replica_has_its_place(placement, bundles):
     assert [cluster._bundle("engines", replica) for replica in range(3)] == [0, 1, 2]
     free = RayCluster(RayLaunchConfig(launcher="ray", pools={"engines": {"cpus": 0}}, placement=placement))
     assert free._bundles() == [{"CPU": 0.001}], "Ray reserves no place for nothing"
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_a_node_that_is_not_ready_in_time_is_started_once_more(failures):
+    calls = []
+
+    def init(**how):
+        calls.append(how)
+        if calls.count(how) <= failures:
+            raise Exception("The current node timed out during startup.")
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: calls.append("shutdown"))
+    if failures == 2:
+        with pytest.raises(RuntimeError, match="timed out during startup"):
+            _init(ray, {"address": "local"})
+    else:
+        _init(ray, {"address": "local"})
+    assert calls.count({"address": "local"}) == min(failures + 1, 2)
+    assert calls.count("shutdown") == failures
+
+
+def test_what_ray_refuses_is_not_tried_again():
+    ray = SimpleNamespace(init=functools.partial(int, "no cluster"), shutdown=None)
+    with pytest.raises(ValueError, match="no cluster"):
+        _init(ray, {})
