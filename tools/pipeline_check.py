@@ -232,7 +232,9 @@ def measured(work: Path, turns: int) -> dict[str, Any]:
             figures["plans"].append(json.loads(done.stdout.strip().splitlines()[-1]))
             loads.append(os.getloadavg()[0])
             print(f"turn {turn + 1}, {case}: done, load {loads[-1]:.1f}", flush=True)
-    return {"cases": found, "loads": loads, "turns": turns}
+    from rlhf.pipeline.manifest import _cpu_name
+
+    return {"cases": found, "loads": loads, "machine": f"{os.cpu_count()} cores, {_cpu_name()}", "turns": turns}
 
 
 def _environment() -> dict[str, str]:
@@ -244,7 +246,7 @@ def measured_lines(record: Mapping[str, Any]) -> list[str]:
     loads = record["loads"]
     columns = "seconds of a phase: predicted | measured | off by | by the clock | trainer busy, predicted | staleness, predicted"
     lines = [
-        f"The machine ({os.cpu_count()} cores, AMD EPYC) was shared: its load was {min(loads):.1f} to {max(loads):.1f}. So seconds are",
+        f"The machine ({record['machine']}) had a load of {min(loads):.1f} to {max(loads):.1f}. Seconds are",
         "processor seconds of the process that trains (rank 0), which are wall-clock seconds where it has a core to itself and does not wait;",
         f"the median of {record['turns']} turn(s). Wall-clock seconds are given as well.",
         "",
@@ -290,9 +292,6 @@ MEASURED_NOTES = (
     "fitted to the runs. Logs, metrics, credit and the arithmetic of losses are not foreseen (`other` in [plan.md](plan.md)); on two ranks",
     "neither are the exchanges of prompts, completions and scores, and gathering the policy before a rollout. Sampling is a tenth of a phase",
     "here, so what an overlap gains is hardly tested: recipes whose completions are long were not measured.",
-    "",
-    "Once the machine was nearly quiet (27 Nov 2026, 14:05): eight synchronous phases took 1.02 s by the clock, the middle one, and 1.02 s had",
-    "been predicted.",
 )
 
 

@@ -151,6 +151,7 @@ def predicted_step(step: RLStep) -> tuple[float, float, float]:
 
 def predicted_trainer(model: str, gpu: str, gpus: int, tokens: int, lora: bool) -> tuple[float, float]:
     """Tokens per second of all GPUs, and GiB of one, of micro-batches of one sequence on each."""
+    from rlhf.config.fsdp import FSDPConfig
     from rlhf.data.pack import Branch, Group
     from rlhf.scale.clusters import read_cluster
     from rlhf.scale.layout_seconds import LayoutSeconds
@@ -166,7 +167,9 @@ def predicted_trainer(model: str, gpu: str, gpus: int, tokens: int, lora: bool) 
     )
     cluster = read_cluster(f"{gpus}x{gpu}")
     layout = Layout(num_gpus=gpus, sharding="full_shard" if gpus > 1 else "replicated", gradient_checkpointing=True)
-    stage = SimpleNamespace(autocast="bfloat16", ema_decay=None, early_stopping=None, l2_coef=0, model=shape.settings)
+    stage = SimpleNamespace(
+        autocast="bfloat16", ema_decay=None, early_stopping=None, l2_coef=0, model=shape.settings, fsdp=FSDPConfig()
+    )  # fmt: skip
     spent = LayoutSeconds(facts, {"policy": shape}, layout, cluster, stage).learning()
     models = Models(trained=(shape,), copies=1, reference=None, rewards=())
     held, _ = layout_memory(models, layout, cluster, parts={}, tokens=tokens, scored_share=1.0, stage=stage)
