@@ -78,7 +78,7 @@ format: $(VENV)/.dev  ## format, and fix what ruff can fix
 	$(RUN) ruff check --fix .
 
 .PHONY: types
-types: $(VENV)/.dev  ## mypy, strict
+types: $(VENV)/.dev  ## mypy: src strictly, tools and benchmarks for names and calls
 	$(RUN) mypy
 
 .PHONY: check

@@ -232,9 +232,10 @@ def measured(work: Path, turns: int) -> dict[str, Any]:
             figures["plans"].append(json.loads(done.stdout.strip().splitlines()[-1]))
             loads.append(os.getloadavg()[0])
             print(f"turn {turn + 1}, {case}: done, load {loads[-1]:.1f}", flush=True)
-    from rlhf.pipeline.manifest import _cpu_name
+    from rlhf.pipeline.manifest import machine
 
-    return {"cases": found, "loads": loads, "machine": f"{os.cpu_count()} cores, {_cpu_name()}", "turns": turns}
+    here = machine()
+    return {"cases": found, "loads": loads, "machine": f"{here['cores']} cores, {here['cpu']}", "turns": turns}
 
 
 def _environment() -> dict[str, str]:

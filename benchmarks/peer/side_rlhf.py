@@ -193,7 +193,7 @@ def run_kto(task: dict[str, Any], case: Case, meter: Meter) -> None:
         start = min(places) // case.rows * case.rows
         return [places.index(start + (place - start - 1) % case.rows) for place in places]
 
-    kto: Any = rlhf.training.kto  # a module has no place for what replaces a function
+    kto: Any = rlhf.training.kto  # mypy allows no assignment to a module's function
     kto.mismatched_rows = trls_pairing
     config = KTOConfig.of(on_pairs(task, case))
     trainer = rlhf.training.kto.KTOTrainer(load_policy(task), config, groups(task), log=metered_log(meter))

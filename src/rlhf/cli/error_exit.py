@@ -30,8 +30,8 @@ class Interrupted(BaseException):
 def signals_heeded() -> Iterator[Callable[[], None]]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP end the command with a word; a run has handlers of its own while it lasts.
 
-    What is yielded has them ignored for the rest, so that an error is told to its end: a launcher that sees one rank fail sends SIGTERM
-    to the others, and one of these may be rank 0, which says why.
+    Yields a function that ignores these signals from then on, to be called before an error message is printed: a launcher that sees one
+    rank fail sends SIGTERM to the others, and rank 0, which prints the message, may be one of them.
     """
 
     def end(number: int, frame: object) -> None:

@@ -162,7 +162,7 @@ class ProcessRanks(Ranks):
         """Say to the others what happened here, or find out what happened to them."""
         lost = _is_lost_peer(err)
         try:
-            if not lost and isinstance(err, Exception):  # else a signal's, or the end of the process
+            if not lost and isinstance(err, Exception):  # not a signal, and not SystemExit
                 said = {"rank": self.rank, "message": _message(err)}
                 self._store.compare_set(FAULT, "", json.dumps(said))
                 self._own_fault = self._own_fault or err
@@ -257,15 +257,15 @@ def launched_ranks() -> Iterator[Ranks]:
         # At once: with its connections rank 0 loses this rank, and asks the store why.
         raise SystemExit(named.code if isinstance(named, SystemExit) else getattr(named, "exit_code", 1)) from None
     finally:
-        # A thread of gloo lets go of the last collective's tensors a moment after that is over. Once Python ends it can't, and aborts the
-        # process, whose exit code is then SIGABRT's after everything was done (seen in one run of nine).
+        # A gloo thread releases the tensors of the last collective shortly after it completes. If the interpreter is shutting down by
+        # then, the thread can't acquire the GIL, and the process ends with SIGABRT after all work was done (3 of about 20 runs).
         time.sleep(POLL_SECONDS)
         _current = _ALONE
 
 
 @contextmanager
 def _launcher_ignored() -> Iterator[None]:
-    """Inside, SIGTERM is ignored: a launcher sends it to all ranks as soon as one ends, and this one is finding out why."""
+    """Inside, SIGTERM is ignored: a launcher sends it to all ranks as soon as one ends, and this one still has to find out why."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -349,10 +349,10 @@ class RayCluster:
 
 
 def _init(ray: Any, how: Mapping[str, Any]) -> None:
-    """``ray.init``, once more where a node was not ready within Ray's fixed 30 seconds, which it tells by a plain Exception.
+    """Call ``ray.init``, and once more if the node was not ready within Ray's fixed 30 seconds, which Ray reports as a plain Exception.
 
     Raises:
-        RuntimeError: It was not ready the second time either.
+        RuntimeError: The second attempt timed out, too.
     """
     for is_last in (False, True):
         try:

@@ -196,7 +196,7 @@ def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
     assert signal.getsignal(number) == before
 
 
-def test_a_signal_that_comes_while_an_error_is_told_does_not_hide_it(monkeypatch, capsys):
+def test_a_signal_while_an_error_is_printed_does_not_hide_it(monkeypatch, capsys):
     before, told = signal.getsignal(signal.SIGTERM), Console.print
 
     def print_late(*args, **options) -> None:
