@@ -4,37 +4,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rlhf.config.held_out import HeldOutConfig
+from rlhf.data.contracts import Prompt
+from rlhf.rollout.engines import exactly
 from rlhf.rollout.types import Completion
+from rlhf.seeds import derive_seed
+from rlhf.training.metrics import Metrics
+from rlhf.training.randomness import random_state_kept
+
+if TYPE_CHECKING:
+    from rlhf.training.rollout_collector import RolloutCollector
+    from rlhf.training.rollouts import Judged
 
 Key = tuple[str, int]
 """Id of a prompt, and which of its completions."""
 
 
 class HeldOut:
-    """Scores of held-out completions, and those of the starting policy, which are taken once and kept.
+    """Completions of held-out prompts and their scores, and those of the starting policy, which are taken once and kept.
 
     Args:
-        config: What to measure.
+        collector: Samples and scores; its config's ``evaluation`` says what to measure.
+        prompts: Held out; may be empty. No more than ``evaluation.limit`` are asked.
     """
 
-    def __init__(self, config: HeldOutConfig) -> None:
-        self.config = config
+    def __init__(self, collector: RolloutCollector, prompts: Sequence[Prompt]) -> None:
+        self.collector = collector
+        self.config = collector.config.evaluation
+        self.prompts = prompts[: self.config.limit]
         self.start: dict[Key, float] | None = None
         """The starting policy's scores; None before they were taken."""
 
-    @property
-    def wants_start(self) -> bool:
-        """Whether the starting policy is still to be asked."""
-        return self.config.win_rate and self.start is None
+    def sample(self, *, step: int) -> Judged:
+        """Completions of the policy as it is now, with the same seeds every time, and their scores.
 
-    def remember_start(self, completions: Sequence[Completion], scores: Tensor) -> None:
-        """Keep what later evaluations are compared with."""
-        self.start = by_key(completions, scores)
+        Args:
+            step: Optimizer step that an alarm is logged at.
+        """
+        collector = self.collector
+        seed = derive_seed(collector.config.seed, "evaluate")
+        with exactly(collector.engine):  # what is measured is the policy, and not a copy for sampling
+            rollout = collector.sample(self.prompts, 0, num_samples=self.config.samples, seed=seed)
+        return collector.judge(rollout, Metrics(), step=step)
+
+    def measure_start(self) -> None:
+        """Ask the starting policy, if a win rate is wanted: later evaluations are compared with it."""
+        if not self.prompts or not self.config.win_rate or self.start is not None:
+            return
+        with random_state_kept():
+            judged = self.sample(step=0)
+        self.start = by_key(judged.rollout.completions, judged.scores)
 
     def metrics(self, completions: Sequence[Completion], scores: Tensor) -> dict[str, float]:
         """What the settings ask for of an evaluation's completions.

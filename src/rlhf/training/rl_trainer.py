@@ -24,10 +24,8 @@ from rlhf.errors import ConfigError
 from rlhf.losses import segment_sum
 from rlhf.models.divergence import check_comparable
 from rlhf.models.policy import PolicyModel
-from rlhf.models.reference import AdapterOffReference, Reference
+from rlhf.models.reference import Reference
 from rlhf.rewards.factory import as_scorer
-from rlhf.rollout.engines import exactly
-from rlhf.seeds import derive_seed
 from rlhf.training.algorithm import Penalty, SelfCheck, Totals
 from rlhf.training.control import build_kl_controller
 from rlhf.training.experience import RolloutExperience
@@ -40,11 +38,10 @@ from rlhf.training.log import TrainingLogger
 from rlhf.training.loop import Loop, TrainResult
 from rlhf.training.metrics import Metrics
 from rlhf.training.monitoring.guards import Finding
-from rlhf.training.monitoring.rollout_alarms import all_scores_equal, all_weights_zero, steps_without_ratio
+from rlhf.training.monitoring.rollout_alarms import RolloutAlarms
 from rlhf.training.moving_reference import MovingReference
 from rlhf.training.optim import Optimizer, TrainedModule, mixed_precision
 from rlhf.training.policy_objective import correct_sampler
-from rlhf.training.randomness import random_state_kept
 from rlhf.training.rl_objective import RLObjective
 from rlhf.training.rollout_collector import RolloutCollector
 from rlhf.training.rollout_prompts import RolloutPrompts
@@ -100,7 +97,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.config = config
         self.prompts = inputs.prompts
         self.reference = inputs.reference
-        self.eval_prompts = inputs.eval_prompts[: config.evaluation.limit]
         self.log = (inputs.log if current_ranks().is_main else None) or TrainingLogger()
         self.penalties: list[Penalty] = []
         """Terms of the loss in addition to the completions'; to be appended to before training."""
@@ -118,9 +114,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.num_phases = config.rollouts
         self.groups_per_step = config.minibatch_size // config.group_size
         self.steps_per_phase = config.steps_per_rollout
-        self.equal_rollouts = 0
-        """Rollouts whose scores taught nothing, because those that are compared were all the same."""
-        self.held_out = HeldOut(config.evaluation)
         self._shown: dict[str, float] = {}
         self.prepare()
         self.collector = RolloutCollector(inputs, name=self.name, log=self.log)
@@ -128,7 +121,9 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             inputs, self.collector, training_prompts=lambda count: self.next_prompts(0, min(count, len(self.prompts))),
             num_steps=self.num_phases * self.steps_per_phase, steps_per_rollout=self.steps_per_phase,
         )  # fmt: skip
+        self.held_out = HeldOut(self.collector, inputs.eval_prompts)
         self.checks = SamplerChecks(self.collector, self.rescore, steps_per_rollout=self.steps_per_phase)
+        self.alarms = RolloutAlarms(self.log, name=self.name, steps_per_rollout=self.steps_per_phase)
 
     def prepare(self) -> None:
         """Check and set what a trainer has beyond the others; no engine was started yet. Nothing, as for most."""
@@ -188,10 +183,8 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         if self.moving_reference is not None:
             self.moving_reference.before_rollout(rollout_index)
         self._begin_rollouts(rollout_index, rollout_index + self.config.max_staleness)  # later, they are begun already
-        if rollout_index == 0 and self.eval_prompts and self.held_out.wants_start:
-            with random_state_kept():
-                start = self._sample_held_out(step=0)
-            self.held_out.remember_start(start.rollout.completions, start.scores)
+        if rollout_index == 0:
+            self.held_out.measure_start()
         if self.hacking is not None:
             self.hacking.before_rollout(rollout_index, metrics)
         gathered = self.gather(rollout_index, metrics)
@@ -216,18 +209,17 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             ref_kl = segment_sum(old - ref, experience.score_seq, experience.num_sequences)
             experience.columns["ref_kl"] = ref_kl
         if rollout_index == 0:
-            worst = float((old - ref).abs().max())
-            if worst <= self.checks.max_gap or self._reference_is_policy():
-                self.checks.at_start["kl"] = worst
+            self.checks.compare_reference(self.reference, old, ref)
         # 3. Give credit.
         with self.precision():
             self.assign_credit(experience, metrics)
-        self._look_for_differences(rollout_index, gathered)
+        if self.inputs.scorer is not None:
+            rows = self.compared(gathered)
+            reward, scores = self.inputs.scorer.name, gathered.scores
+            self.alarms.all_scores_equal(rollout_index, *rows, scores=scores, reward=reward)
         if rollout_index == 0 and "advantages" in experience.token_columns:
-            loss, has_ratio = self.config.policy_loss, self.config.policy_formula.has_ratio
-            steps = self.steps_per_phase
-            alarm = steps_without_ratio(name=self.name, policy_loss=loss, has_ratio=has_ratio, steps=steps)
-            self._alarm(rollout_index, alarm)
+            loss, formula = self.config.policy_loss, self.config.policy_formula
+            self.alarms.steps_without_ratio(rollout_index, loss, has_ratio=formula.has_ratio)
         self._report(rollout_index, gathered, ref_kl, metrics)
         self.kl_measured = None if ref_kl is None else (float(ref_kl.mean()), experience.num_sequences)
         # 4. Let another rollout begin, with the weights that this one will change.
@@ -279,11 +271,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         """Scores of a rollout or a part of one; prompts that the scorer has no number for are left out, with an alarm."""
         planned = self.config.prompts_per_rollout
         judged = self.collector.judge(rollout, metrics, step=self.first_step_of(rollout_index), planned=planned)
-        if self.curriculum is not None:
-            scores: dict[str, list[float]] = {}
-            for prompt, score in zip(judged.rollout.prompts, judged.scores.tolist(), strict=True):
-                scores.setdefault(prompt.id, []).append(score)
-            self.curriculum.record(rollout.prompts, scores)
+        self.rollout_prompts.record(rollout.prompts, judged)
         return judged
 
     def first_step_of(self, rollout_index: int) -> int:
@@ -292,13 +280,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
 
     def shaped_scores(self, rollout: Rollout, scores: Tensor) -> Tensor:
         """[S] scores after the penalties for length, and the limits."""
-        config, limit = self.config, self.config.sampling.max_new_tokens
-        return shaped_scores(
-            rollout, scores,
-            missing_eos_penalty=config.missing_eos_penalty, clip_score=config.clip_score, max_new_tokens=limit,
-            overlong_weight=config.overlong.weight if config.overlong is not None else 0.0,
-            overlong_buffer_tokens=config.overlong.buffer_before(limit) if config.overlong is not None else 0,
-        )  # fmt: skip
+        return shaped_scores(rollout, scores, self.config)
 
     def compared(self, gathered: Gathered) -> tuple[Tensor, str]:
         """[K, C] scores in rows of those that are compared with each other, and where these are, in words."""
@@ -347,11 +329,11 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def evaluate(self) -> dict[str, float]:
         """Score, KL to the reference (nats per sequence; also to the first one, where it moves), length and share of ended completions
         on held-out prompts, and what ``evaluation`` asks for."""
-        if not self.eval_prompts:
+        if not self.held_out.prompts:
             return {}
         metrics = Metrics()
         self.collector.version += 1
-        judged = self._sample_held_out(step=self.collector.version * self.steps_per_phase)
+        judged = self.held_out.sample(step=self.collector.version * self.steps_per_phase)
         rollout, scores, experience = judged.rollout, judged.scores, judged.rollout.experience
         ref_kl = self._held_out_kl(rollout)
         if self.moving_reference is not None:
@@ -373,13 +355,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
     def measure_held_out(self, experience: RolloutExperience, metrics: Metrics) -> None:
         """Whatever else a trainer can say of the completions of held-out prompts: nothing."""
 
-    def _sample_held_out(self, *, step: int) -> Judged:
-        """Completions of the held-out prompts, with the same seeds every time."""
-        seed, collector = derive_seed(self.config.seed, "evaluate"), self.collector
-        with exactly(collector.engine):  # what is measured is the policy, and not a copy for sampling
-            rollout = collector.sample(self.eval_prompts, 0, num_samples=self.config.evaluation.samples, seed=seed)
-        return collector.judge(rollout, Metrics(), step=step)
-
     def headline(self, metrics: Mapping[str, float]) -> str:
         """Score and KL of the newest rollout."""
         self._shown.update(metrics)
@@ -398,7 +373,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             "controller": self.controller.state_dict(),
             "kl_measured": self.kl_measured,
             "version": self.collector.version,
-            "equal_rollouts": self.equal_rollouts,
+            "equal_rollouts": self.alarms.equal_rollouts,
             "at_start": self.checks.at_start,
             "held_out": self.held_out.state_dict(),
             **({} if self.hacking is None else {"hacking": self.hacking.state_dict()}),
@@ -412,7 +387,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
         self.controller.load_state_dict(state["controller"])
         self.kl_measured = None if state["kl_measured"] is None else tuple(state["kl_measured"])
         self.collector.version = state["version"]
-        self.equal_rollouts = state["equal_rollouts"]
+        self.alarms.equal_rollouts = state["equal_rollouts"]
         self.checks.at_start = dict(state["at_start"])
         self.held_out.load_state_dict(state["held_out"])
         if self.hacking is not None and "hacking" in state:
@@ -430,26 +405,7 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
             return
         bounds: dict[str, Any] = {"level": importance.level, "low": importance.low, "high": importance.high}
         correct_sampler(experience, rollout.drawn_logprobs, metrics, bound=importance.bound, **bounds)
-        weights = experience.token_columns["importance_weights"]
-        self._alarm(rollout_index, all_weights_zero(weights, name=self.name, **bounds))
-
-    def _look_for_differences(self, rollout_index: int, gathered: Gathered) -> None:
-        """Say so where all scores that are compared with each other are equal: such a rollout teaches nothing."""
-        if self.inputs.scorer is None:
-            return
-        compared, where = self.compared(gathered)
-        if compared.shape[1] == 1 or not bool((compared == compared[:, :1]).all()):
-            return
-        self.equal_rollouts += 1
-        reward, count = self.inputs.scorer.name, self.equal_rollouts
-        alarm = all_scores_equal(
-            gathered.scores, where, name=self.name, reward=reward, rollout_index=rollout_index, count=count
-        )
-        self._alarm(rollout_index, alarm)
-
-    def _alarm(self, rollout_index: int, alarm: Mapping[str, Any] | None) -> None:
-        if alarm is not None:
-            self.log.alarm(step=self.first_step_of(rollout_index), **alarm)
+        self.alarms.all_weights_zero(rollout_index, experience.token_columns["importance_weights"], **bounds)
 
     def rescore(self, rollout: Rollout, temperature: float) -> Tensor:
         """[M] the policy's log-probabilities of what was sampled."""
@@ -468,12 +424,6 @@ class RLTrainer(RLObjective[RLConfigT], ABC):
                 model, experience, temperature=temperature, device=self.policy.device,
                 max_tokens=self.config.microbatch_tokens,
             )  # fmt: skip
-
-    def _reference_is_policy(self) -> bool:
-        """Whether the reference claims to be the policy as it is now."""
-        if isinstance(self.reference, AdapterOffReference):
-            return True
-        return self.reference.fingerprint() == self.policy.fingerprint()
 
     def precision(self) -> AbstractContextManager[object]:
         """That of the training steps: two forwards of one model agree only in the same type."""

@@ -8,6 +8,7 @@ from typing import Any
 from rlhf.config.curriculum import CurriculumConfig
 from rlhf.data.contracts import Prompt
 from rlhf.training.curriculum import Curriculum
+from rlhf.training.rollouts import Judged
 from rlhf.training.row_order import Cycle
 
 
@@ -41,6 +42,20 @@ class RolloutPrompts:
     def fix(self, rollout_index: int, start: int, count: int) -> None:
         """From now on the rollout has the prompts that ``next`` gives now."""
         self._fixed[rollout_index] = self._numbers(start, count)
+
+    def record(self, asked: Sequence[Prompt], judged: Judged) -> None:
+        """Tell the curriculum, where there is one, what prompts scored.
+
+        Args:
+            asked: Prompts of the rollout, or of a part of it.
+            judged: What they got; those without a score are left out.
+        """
+        if self.curriculum is None:
+            return
+        scores: dict[str, list[float]] = {}
+        for prompt, score in zip(judged.rollout.prompts, judged.scores.tolist(), strict=True):
+            scores.setdefault(prompt.id, []).append(score)
+        self.curriculum.record(asked, scores)
 
     def forget(self, rollout_index: int) -> None:
         """The rollout has been judged; no more is asked about its prompts."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.activity import doing
+from rlhf.config.policy import RLConfig
 from rlhf.data.contracts import Prompt
 from rlhf.errors import RewardError
 from rlhf.formatting import percentage
@@ -159,39 +160,23 @@ def judge_rollout(
     return Judged(rollout.only(kept), scores[places], kept, alarm)
 
 
-def shaped_scores(
-    rollout: Rollout,
-    scores: Tensor,
-    *,
-    missing_eos_penalty: float,
-    clip_score: float | None,
-    overlong_weight: float,
-    overlong_buffer_tokens: int,
-    max_new_tokens: int,
-) -> Tensor:
-    """Scores after the penalties for completions that were cut or nearly cut, and the limits.
+def shaped_scores(rollout: Rollout, scores: Tensor, config: RLConfig) -> Tensor:
+    """[S] scores after the penalties for completions that were cut or nearly cut, and the limits.
 
     Args:
         rollout: Whose completions they are.
         scores: [S].
-        missing_eos_penalty: Subtracted from the score of a completion that was cut.
-        clip_score: Scores are clipped to this on either side; None for no limit.
-        overlong_weight: Of the penalty for completions near the limit; 0 for none.
-        overlong_buffer_tokens: Tokens before the limit over which that penalty grows.
-        max_new_tokens: The limit.
-
-    Returns:
-        [S].
+        config: ``missing_eos_penalty``, ``overlong`` and ``clip_score``.
     """
-    scores = scores - missing_eos_penalty * rollout.truncated
-    if overlong_weight:
-        experience = rollout.experience
-        scores = scores + overlong_weight * overlong_penalty(
+    scores = scores - config.missing_eos_penalty * rollout.truncated
+    if config.overlong is not None and config.overlong.weight:
+        experience, limit = rollout.experience, config.sampling.max_new_tokens
+        scores = scores + config.overlong.weight * overlong_penalty(
             segment_count(experience.score_seq, experience.num_sequences),
-            max_tokens=max_new_tokens,
-            buffer_tokens=overlong_buffer_tokens,
+            max_tokens=limit,
+            buffer_tokens=config.overlong.buffer_before(limit),
         )
-    return scores if clip_score is None else scores.clamp(-clip_score, clip_score)
+    return scores if config.clip_score is None else scores.clamp(-config.clip_score, config.clip_score)
 
 
 def _beyond(score_result: ScoreResult, place: int) -> str:

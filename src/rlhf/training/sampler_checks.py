@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.engines import is_lowered
+from rlhf.models.reference import AdapterOffReference, Reference
 from rlhf.rollout.engines import is_exact
 from rlhf.training.algorithm import SelfCheck
 from rlhf.training.metrics import Metrics
@@ -91,6 +92,18 @@ class SamplerChecks:
             )  # fmt: skip
         return sampled if exact and collector.own_engine and rollout_index > 0 else old
 
+    def compare_reference(self, reference: Reference, old: Tensor, ref: Tensor) -> None:
+        """In the first rollout: a reference that is close to the policy, or claims to be the policy as it is now, must agree with it.
+
+        Args:
+            reference: Which was asked.
+            old: [M] the policy's log-probabilities.
+            ref: [M] the reference's.
+        """
+        worst = float((old - ref).abs().max())
+        if worst <= self.max_gap or self._is_policy(reference):
+            self.at_start["kl"] = worst
+
     def self_checks(self, step: int, metrics: Mapping[str, float], *, policy_step: int) -> Sequence[SelfCheck]:
         """Before the policy has learned anything, sampler, trainer and reference are one model.
 
@@ -103,3 +116,9 @@ class SamplerChecks:
         if step == policy_step:
             ratios = [metrics[name] for name in (f"{self.name}/ratio_max", f"{self.name}/ratio_min") if name in metrics]
         return checks_at_start(self.at_start if step == 1 else {}, ratios, limit=self.max_gap)
+
+    def _is_policy(self, reference: Reference) -> bool:
+        """Whether it claims to be the policy as it is now."""
+        return isinstance(reference, AdapterOffReference) or (
+            reference.fingerprint() == self.collector.policy.fingerprint()
+        )

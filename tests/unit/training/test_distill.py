@@ -49,7 +49,7 @@ def test_teacher_and_student_are_compared_at_the_temperature_that_is_drawn_at():
 
     loss = trainer.loss(batch, Totals.of([batch]), Metrics())
     assert float(loss.detach()) == pytest.approx(expected(batch), rel=1e-6)
-    held_out = trainer._sample_held_out(step=1).rollout.experience.batch(range(3))
+    held_out = trainer.held_out.sample(step=1).rollout.experience.batch(range(3))
     assert trainer.evaluate()["eval/teacher_kl"] == pytest.approx(expected(held_out), rel=1e-6)
 
 

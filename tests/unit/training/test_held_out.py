@@ -10,7 +10,7 @@ import torch
 from rlhf.config.held_out import HeldOutConfig
 from rlhf.errors import ConfigError
 from rlhf.rewards.types import ScoreResult
-from rlhf.training.held_out import HeldOut, chance_of_a_success, mean_pass_at_k, win_rate
+from rlhf.training.held_out import chance_of_a_success, mean_pass_at_k, win_rate
 from tests.fixtures import toy
 
 EVERYTHING = {"samples": 2, "success_score": 0.5, "pass_k": [1, 2], "win_rate": True}
@@ -82,13 +82,14 @@ def test_asking_the_start_changes_nothing_that_is_learned():
 
 
 def test_what_the_start_scored_survives_a_checkpoint():
-    held_out = HeldOut(HeldOutConfig(win_rate=True))
-    assert held_out.wants_start
-    held_out.start = {("a", 0): 0.5, ("a", 1): -1.0}
-    again = HeldOut(held_out.config)
-    again.load_state_dict(held_out.state_dict())
-    assert again.start == held_out.start
-    assert not again.wants_start
+    trainer, again = (
+        toy.build_trainer("grpo", held_out=True, evaluation=EVERYTHING, scorer=Counting()) for _ in range(2)
+    )
+    trainer.held_out.measure_start()
+    again.held_out.load_state_dict(trainer.held_out.state_dict())
+    assert again.held_out.start == trainer.held_out.start
+    again.held_out.measure_start()
+    assert again.inputs.scorer.asked == []
 
 
 def test_only_so_many_held_out_prompts_are_asked():
@@ -138,8 +139,8 @@ def test_the_settings_name_what_they_add():
 
 def test_scores_go_to_the_samples_that_earned_them():
     trainer = toy.build_trainer("grpo", held_out=True, evaluation=EVERYTHING)
-    judged = trainer._sample_held_out(step=0)
-    trainer.held_out.remember_start(judged.rollout.completions, judged.scores)
+    judged = trainer.held_out.sample(step=0)
+    trainer.held_out.measure_start()
     for completion, score in zip(judged.rollout.completions, judged.scores.tolist(), strict=True):
         assert trainer.held_out.start[completion.prompt_id, completion.sample] == score
         assert score == torch.tensor(sum(t < toy.MIDDLE for t in completion.tokens) / len(completion.tokens)).item()

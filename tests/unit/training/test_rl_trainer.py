@@ -314,9 +314,9 @@ def test_held_out_prompts_are_asked_with_the_same_seeds_each_time(name):
 def test_held_out_prompts_are_not_asked_with_the_seeds_of_a_rollout(name):
     """The same prompts and the same weights: what is drawn differs, or evaluations would see what was learned from."""
     trainer = toy.build_trainer(name)
-    trainer.eval_prompts = trainer.first_prompts(0)
+    trainer.held_out.prompts = trainer.first_prompts(0)
     learned = {c.prompt_id: c.tokens for c in trainer.gather(0, Metrics()).rollout.completions if c.sample == 0}
-    measured = {c.prompt_id: c.tokens for c in trainer._sample_held_out(step=0).rollout.completions}
+    measured = {c.prompt_id: c.tokens for c in trainer.held_out.sample(step=0).rollout.completions}
     assert measured.keys() == learned.keys()
     assert sum(measured[key] == learned[key] for key in learned) <= 1
 
@@ -366,7 +366,7 @@ def with_engine(engine_of, log=None, **settings):
     base = toy.build_trainer("ppo", **settings)
     return PPOTrainer(
         base.policy, base.config, base.prompts, base.inputs.scorer,
-        value_model=base.value_model, reference=base.reference, eval_prompts=base.eval_prompts, engine=engine_of(base.policy), log=log,
+        value_model=base.value_model, reference=base.reference, eval_prompts=base.inputs.eval_prompts, engine=engine_of(base.policy), log=log,
     )  # fmt: skip
 
 
