@@ -42,6 +42,7 @@ def test_a_text_is_a_kind_or_a_function():
         ({"strategy": "gredy"}, "gredy"),
         ({"strategy": {"kind": "beam", "widht": 2}, "reward": "rules"}, "widht"),
         ({"strategy": {"kind": "confidence_stopping", "rule": "vote", "threshold": 0.3}}, "threshold"),
+        ({"strategy": {"kind": "confidence_stopping", "min_samples": 17}, "reward": "rules"}, "min_samples"),
         ({"strategy": {"kind": "adaptive_compute", "first": 9}, "reward": "rules"}, "first"),
         ({"strategy": "greedy", "answer": {"pattern": "("}}, "pattern"),
         ({"strategy": "greedy", "budget": {"policy_tokens": 0}}, "policy_tokens"),
