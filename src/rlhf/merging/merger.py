@@ -163,6 +163,13 @@ class ModelMerger:
             except RLHFError:
                 delete(aside)
                 raise
+            except BaseException as err:
+                if not isinstance(err, Exception):  # Ctrl-C: whoever prints it shows the note
+                    err.add_note(
+                        f"Files of weights that were finished are kept in {aside}: the same merge goes on from there. To give it up, delete "
+                        "that folder."
+                    )
+                raise
             for path in aside.rglob("*"):
                 fsync(path)
             os.rename(aside, folder)

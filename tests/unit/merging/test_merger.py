@@ -404,3 +404,15 @@ def test_threads_and_shards_are_whole_numbers(llama):
     for how in ({"threads": 1.5}, {"shard_bytes": "5GB"}):
         with pytest.raises(ConfigError, match=next(iter(how))):
             ModelMerger(ties_of(llama), **how)
+
+
+def test_an_interrupted_merge_says_what_is_kept_and_where(llama, tmp_path):
+    def stopped(done, total):
+        raise KeyboardInterrupt
+
+    merger = ModelMerger(ties_of(llama), threads=1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        merger.merge(tmp_path / "out", progress=stopped)
+    assert str(tmp_path / ".out.merging") in "".join(caught.value.__notes__)
+    assert (tmp_path / ".out.merging").is_dir()
+    merger.merge(tmp_path / "out")

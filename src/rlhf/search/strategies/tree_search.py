@@ -127,7 +127,9 @@ def mcts(
         new = [_new_steps(path[-1], group) for path, group in zip(paths, groups, strict=True)]
         scores = yield [ask.score(group) for group in new]
         if odd := [score for own in scores for score in own if not 0 <= score <= 1]:
-            raise ConfigError(f"Tree search wants scores from 0 to 1, and the reward gave {odd[0]:g}; take a process reward model.")
+            raise ConfigError(
+                f"Tree search wants scores from 0 to 1, and the reward gave {odd[0]:g}; take a process reward model."
+            )
         nodes = [
             [Node(each, score, ended=ask.ended(each)) for each, score in zip(group, own, strict=True)]
             for group, own in zip(new, scores, strict=True)
