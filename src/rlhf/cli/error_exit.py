@@ -61,7 +61,8 @@ def exit_code_of(err: BaseException) -> int:
         _print(title, text_of(err), getattr(err, "__notes__", []))
         return err.exit_code
     if isinstance(err, Interrupted):
-        _print("stopped:", "Interrupted, with nothing to save.", [])
+        notes = getattr(err, "__notes__", [])
+        _print("stopped:", "Interrupted." if notes else "Interrupted, with nothing to save.", notes)
         return NOTHING_TO_SAVE
     if isinstance(err, BrokenPipeError):  # anyone who read our output, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

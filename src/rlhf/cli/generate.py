@@ -148,11 +148,11 @@ def _search_section(text: str | None, keep: Path | None, samples: int) -> Search
         raise ConfigError(
             "A search answers each prompt once; leave --samples out, and set the strategy's own number of samples."
         )
-    from rlhf.config.search import SearchConfig
+    from rlhf.config.search import WANTED, SearchConfig
     from rlhf.config.yaml_text import parse_yaml, read_yaml
 
     is_file = text.endswith((".yaml", ".yml"))
-    tree = read_yaml(Path(text)) if is_file else parse_yaml(text, "--search")
+    tree = read_yaml(Path(text), wanted=WANTED) if is_file else parse_yaml(text, "--search")
     if isinstance(tree, str):
         tree = {"strategy": tree}
     if isinstance(tree, dict) and set(tree) == {"search"}:

@@ -278,7 +278,7 @@ class MergeConfig(_WithParameters):
         Raises:
             ConfigError: The file is no YAML, or some key of it is wrong; names each.
         """
-        tree = read_yaml(path)
+        tree = read_yaml(path, wanted="a merge needs at least `merge_method:` and `models:` or `slices:`")
         if "merge_method" not in tree and "stages" in tree:
             raise ConfigError(f"{path} is a recipe, not a merge; start it with `rlhf run`.")
         return cls.of(tree, source=str(path))

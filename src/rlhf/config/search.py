@@ -16,6 +16,9 @@ from rlhf.config.search_revision import CriticSpec, FunctionCriticConfig, ModelC
 from rlhf.config.search_strategies import AnswerConfig, StrategyConfig, StrategySpec
 from rlhf.config.yaml_text import read_yaml
 
+WANTED = "a search needs at least a strategy, such as `strategy: greedy`"
+"""What the message about an empty file says it should hold."""
+
 
 class BudgetConfig(BaseConfig):
     """Limits of a search; none of them is exceeded, and answers that they cut short are marked."""
@@ -63,7 +66,7 @@ def _from_file(value: Any) -> Any:
     """The section in a YAML file, with or without the key ``search`` around it."""
     if not (isinstance(value, str) and value.endswith((".yaml", ".yml"))):
         return {"strategy": value} if isinstance(value, str) else value
-    tree = read_yaml(Path(value))
+    tree = read_yaml(Path(value), wanted=WANTED)
     return tree["search"] if isinstance(tree, dict) and set(tree) == {"search"} else tree
 
 

@@ -255,6 +255,10 @@ class ConfidenceStoppingConfig(StrategyConfig):
     def _can_be_sure(self) -> Self:
         if self.rule == "vote" and not 0.5 <= self.limit < 1:
             raise ValueError(f"threshold is {self.threshold}; a vote is sure with a probability from 0.5 to below 1")
+        if self.min_samples > self.max_samples:
+            raise ValueError(
+                f"min_samples is {self.min_samples} and max_samples {self.max_samples}, so nothing could stop it; lower min_samples"
+            )
         return self
 
     @property

@@ -140,6 +140,8 @@ class _Planner:
         slices = module.slices if module.slices is not None else [self._whole_models()]
         for part in slices:
             self._check_sources(part)
+        if whole and (line := self._other_count()):
+            notes.append(line)
         notes += [f"the setting {name} is not used by {self._config.merge_method}" for name in self._unused(slices)]
         with Files() as files:
             for parent in self._parents.values():
@@ -173,6 +175,16 @@ class _Planner:
         count = next(iter(counts.values()))
         sources = [SliceInput(model=model, layer_range=(0, max(1, count)), parameters=given) for model, given in inputs]
         return OutputSlice(sources=sources)
+
+    def _other_count(self) -> str | None:
+        """Layers that config.json does not count, such as those that predict more than one token (DeepSeek V3): it stays as it is."""
+        key, have = count_key(self._donor.text_config), self._layer_count(self._donor)
+        if key is None or self._donor.text_config[key] == have:
+            return None
+        return (
+            f"config.json: {key} is {self._donor.text_config[key]} in {self._donor.label}, and its files have {have} layers; the output has "
+            "both as they are"
+        )
 
     def _layer_count(self, parent: Parent) -> int:
         return parent.stacks.get(self._stack, 0) if self._stack is not None else 0
@@ -355,7 +367,7 @@ def output_config(plan: MergePlan) -> dict[str, Any]:
     config = dict(plan.donor.config)
     inner = dict(plan.donor.text_config)
     key = count_key(inner)
-    if key is not None and plan.layers:
+    if key is not None and plan.layers and plan.config.module.slices is not None:
         before = inner[key]
         for name, value in list(inner.items()):
             if isinstance(value, list) and len(value) == before and name != "architectures":

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rlhf.config.merging import MergeConfig
 from rlhf.config.threads import check_threads, usable_cores
-from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_type
+from rlhf.errors import ConfigError, ModelError, RLHFError, RunBusyError, StorageError, check_number, check_type
 from rlhf.files import check_space, delete, fsync, make_folder, sha256_once, storage_errors, write_json
 from rlhf.merging.adapter_merge import merge_adapters, plan_adapters
 from rlhf.merging.combine import is_by_parts, is_read_by_parts, merge_tensor, survey
@@ -80,6 +80,9 @@ class ModelMerger:
         if isinstance(config, Path | str):
             config = MergeConfig.read(config)
         self.config = config if isinstance(config, MergeConfig) else MergeConfig.of(config)
+        for name, number in (("shard_bytes", shard_bytes), ("threads", threads)):
+            if number is not None:
+                check_number(number, name=name, expected="a whole number, 1 or more", whole=True)
         if shard_bytes < 1 or (threads is not None and threads < 1):
             raise ConfigError(f"threads and shard_bytes are at least 1; got {threads} and {shard_bytes}.")
         check_threads(threads)
@@ -159,6 +162,13 @@ class ModelMerger:
                 raise  # what is there is kept: after space was made the same command goes on
             except RLHFError:
                 delete(aside)
+                raise
+            except BaseException as err:
+                if not isinstance(err, Exception):  # Ctrl-C: whoever prints it shows the note
+                    err.add_note(
+                        f"Files of weights that were finished are kept in {aside}: the same merge goes on from there. To give it up, delete "
+                        "that folder."
+                    )
                 raise
             for path in aside.rglob("*"):
                 fsync(path)

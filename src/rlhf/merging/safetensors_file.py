@@ -71,7 +71,13 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise ModelError(f"{path} is damaged: its header does not describe tensors. {COPY_AGAIN}") from None
-    end = max((place.start + place.length for place in places.values()), default=8 + length)
+    end = 8 + length
+    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].length)):
+        if place.start != end:
+            raise ModelError(
+                f"{path} is damaged: {name} begins at byte {place.start}, and what is before it ends at {end}. {COPY_AGAIN}"
+            )
+        end += place.length
     if end != size:
         raise ModelError(f"{path} is damaged: it has {size} bytes, but its header describes {end}. {COPY_AGAIN}")
     return places
@@ -86,8 +92,10 @@ def _places(path: Path, header: Mapping[str, Any], data: int) -> dict[str, Tenso
             raise ModelError(
                 f"{path}: {name} has the type {entry['dtype']}, which can't be merged. Give the model before it was quantized."
             )
-        dtype, shape = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
+        if not all(type(number) is int for number in (begin, end, *shape)):
+            raise TypeError  # caught above, as whatever else a header should not hold
         count = 1
         for side in shape:
             count *= side

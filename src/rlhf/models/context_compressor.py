@@ -32,7 +32,7 @@ from typing_extensions import override
 from rlhf.config.model import LoRAConfig
 from rlhf.data.pack import Group, PackedBatch
 from rlhf.data.tokenization import tokenization
-from rlhf.errors import ConfigError, DataError, ModelError, check_type
+from rlhf.errors import ConfigError, DataError, ModelError, check_number, check_type, kind_of
 from rlhf.files import write_json, write_text
 from rlhf.models.adapters import add_lora
 from rlhf.models.card import model_card
@@ -90,6 +90,7 @@ class ContextCompressor(nn.Module):
         super().__init__()
         expected = "a PolicyModel, or the folder or hub name of one"
         check_type(model, (PolicyModel, str, Path), name="model", expected=expected)
+        check_number(num_vectors, name="num_vectors", expected="a whole number, 1 or more", whole=True)
         if num_vectors < 1:
             raise ConfigError(f"num_vectors is {num_vectors}; a context becomes at least 1 vector.")
         given = model if isinstance(model, PolicyModel) else PolicyModel.from_pretrained(str(model))
@@ -156,10 +157,13 @@ class ContextCompressor(nn.Module):
             prompts: Contexts as texts; tokenized by themselves, without special tokens.
 
         Raises:
-            DataError: It is one text and not a list, or a context does not fit the model.
+            DataError: It is no list of texts, such as one text, or a context does not fit the model.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise DataError("compress_prompts takes a list of texts; for a single one give [text].")
+        for place, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise DataError(f"Context {place} of compress_prompts is {kind_of(prompt)}; expected a text.")
         return self.compress_context_from_ids(self.ids(prompts))
 
     @torch.no_grad()

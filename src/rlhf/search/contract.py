@@ -77,6 +77,14 @@ class Budget:
     seconds: float | None = None
     """For all prompts together; looked at before each call of engine and scorer, so the last call may end later."""
 
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            number = isinstance(value, int) or (limit.name == "seconds" and isinstance(value, float))
+            if value is not None and (not number or isinstance(value, bool) or not value > 0):
+                what = "a number" if limit.name == "seconds" else "a whole number"
+                raise ConfigError(f"budget.{limit.name} is {value!r}; expected {what} above 0, or None for no limit.")
+
 
 class BudgetSpent(Exception):
     """Raised in a strategy at the ``yield`` that can't be served; its message is the limit's name: a limit of the budget, or
@@ -213,8 +221,10 @@ class Ask:
         Raises:
             ConfigError: A step is asked for and the run has no separator, or fewer than one completion.
         """
-        if num < 1:
-            raise ConfigError(f"A strategy asked for {num} samples of {self.prompt.id!r}; ask for 1 or more.")
+        if not isinstance(num, int) or num < 1:
+            raise ConfigError(
+                f"A strategy asked for {num!r} samples of {self.prompt.id!r}; ask for a whole number, 1 or more."
+            )
         if step and not self.separator:
             raise ConfigError(
                 'This strategy searches step by step, and nothing says what ends a step; set step_separator, such as "\\n".'

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.data.contracts import Prompt
-from rlhf.errors import ConfigError, ModelError, look_up
+from rlhf.errors import ConfigError, ModelError, kind_of, look_up
 from rlhf.models.score import base_model, evaluating
 from rlhf.rewards.model_reward import same_ids
 from rlhf.rollout.cache import KVCache
@@ -48,7 +48,7 @@ class EnsemblePolicy(LocalEngine):
         settings: Limits as of ``LocalEngine``: ``max_rows``, ``max_cache_tokens``, ``max_prefill_tokens``.
 
     Raises:
-        ConfigError: There are fewer than two.
+        ConfigError: There are fewer than two, or one is no policy.
         ModelError: Two members have different vocabularies.
     """
 
@@ -56,6 +56,11 @@ class EnsemblePolicy(LocalEngine):
         if len(policies) < 2:
             raise ConfigError(f"An ensemble of {len(policies)} is none; give at least two policies.")
         look_up(dict.fromkeys(AVERAGES), average, kind="average of policies")
+        for place, policy in enumerate(policies, 1):
+            if not hasattr(policy, "tokenizer"):
+                raise ConfigError(
+                    f"Policy {place} of the ensemble is {kind_of(policy)}; expected a PolicyModel, as PolicyModel.from_pretrained gives."
+                )
         first = policies[0]
         for place, other in enumerate(policies[1:], 2):
             sizes = [int(base_model(each.model).config.get_text_config().vocab_size) for each in (first, other)]

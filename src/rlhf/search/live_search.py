@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,6 +146,14 @@ def _finish(live: LiveSearch, value: Any, *, may_be_none: bool = False) -> None:
         raise ConfigError(
             f"The strategy returned {type(value).__name__} for the prompt {live.prompt.id!r}; return a candidate, or ask.best(...)."
         )
+    if value is not None:
+        try:
+            json.dumps([value.score, dict(value.details)], allow_nan=False)
+        except (TypeError, ValueError) as err:
+            raise ConfigError(
+                f"The strategy's score or details of the prompt {live.prompt.id!r} can't be written as JSON: {err}; give finite plain numbers "
+                "(tensor.item()), texts, lists and dictionaries."
+            ) from None
     live.choice, live.finished, live.waiting = value, True, []
     if value is not None:
         live.trace.append({"did": "kept", "candidates": [value.completion.sample], "scores": [value.score]})

@@ -63,7 +63,7 @@ class ResultFile:
         new = [result for result in results if result.prompt_id not in self.results]
         if not self.path.exists():
             write_jsonl(self.path, [self._header])
-        with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+        with storage_errors(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             for result in new:
                 row = {**result.to_row(), "prompt": read[result.prompt_id]}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -71,9 +71,9 @@ class ResultFile:
 
     def _read(self) -> None:
         with storage_errors(self.path):
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):  # the process ended while it wrote this line
-            lines = lines[:-1]
+            # Not splitlines(): texts may hold line separators of Unicode that are no ends of JSON lines.
+            *lines, rest = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if rest:  # the process ended while it wrote this line
             write_jsonl(self.path, [self._parsed(number, line) for number, line in enumerate(lines, 1)])
         header = self._parsed(1, lines[0]) if lines else None
         if header is None:

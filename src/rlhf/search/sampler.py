@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.config.search_revision import PAIR_GAIN, RevisionConfig
+from rlhf.config.search_strategies import MCTSConfig
 from rlhf.data.contracts import Prompt, Text
 from rlhf.data.datasets import GRPODataset
 from rlhf.data.expand import prompt_names
-from rlhf.errors import ConfigError, DataError, kind_of, look_up
+from rlhf.errors import ConfigError, DataError, check_type, kind_of, look_up
 from rlhf.files import write_jsonl
 from rlhf.models.value import ValueModel
 from rlhf.rewards.best_of_n_statistics import best_of_n_kl, best_of_n_kl_with_ties, best_of_n_means, score_shares
@@ -73,6 +75,8 @@ class SearchGenerator:
             raise ConfigError(
                 f"policy is {kind_of(policy)}; expected a PolicyModel; PolicyModel.from_pretrained(folder) loads one."
             )
+        check_type(sampling, (SamplingConfig, NoneType), name="sampling", expected="a SamplingConfig")
+        check_type(budget, (Budget, NoneType), name="budget", expected="a Budget of rlhf.search.contract")
         self.policy = policy
         self.strategy = strategy
         self.scorer = None if reward is None else as_scorer(reward, tokenizer=policy.tokenizer)
@@ -98,7 +102,12 @@ class SearchGenerator:
         Args:
             prompts: Texts, lists of messages, or prompts of a data set.
             file: Finished prompts are kept there, and a rerun goes on from them.
+
+        Raises:
+            DataError: It is one text and not a list, or a prompt is empty.
         """
+        if isinstance(prompts, str):
+            raise DataError("generate takes a list of prompts; for a single one give [prompt].")
         asked = [each for each in prompts if isinstance(each, Prompt)]
         texts = [each for each in prompts if not isinstance(each, Prompt)]
         if texts and asked:
@@ -204,7 +213,7 @@ class MCTSGenerator(SearchGenerator):
     def __init__(self, policy: SamplablePolicy, reward: Any, **settings: Any) -> None:
         shared = {"engine", "sampling", "separator", "budget", "seed", "value_model"}
         how = {name: settings.pop(name) for name in shared & settings.keys()}
-        super().__init__(policy, mcts, reward, arguments=settings, **how)
+        super().__init__(policy, mcts, reward, arguments=MCTSConfig.of(settings).keywords(), **how)
 
 
 class IterativeRefiner(SearchGenerator):
@@ -222,7 +231,7 @@ class IterativeRefiner(SearchGenerator):
         how: Further arguments of ``SearchGenerator``.
 
     Raises:
-        ConfigError: Judge and critic are the same.
+        ConfigError: Judge and critic are the same, or one is missing.
     """
 
     def __init__(
@@ -247,6 +256,9 @@ class IterativeRefiner(SearchGenerator):
             "min_pair_gain": min_pair_gain,
             "revision": revision,
         }
+        if critic is None or judge is None:
+            missing = "critic, who says what is wrong" if critic is None else "judge, who decides what is kept"
+            raise ConfigError(f"There is no {missing}; give one.")
         super().__init__(policy, refine, judge, critic=critic, arguments=arguments, **how)
         assert self.scorer is not None
         assert self.helpers.critic is not None

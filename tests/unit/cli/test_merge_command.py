@@ -87,3 +87,9 @@ def test_errors_are_those_of_the_library(file, tmp_path):
         run(file, "-o", tmp_path, "--dry-run")
     with pytest.raises(ConfigError, match=r"missing\.yaml"):
         run(tmp_path / "missing.yaml")
+
+
+def test_an_empty_file_is_told_what_a_merge_needs(tmp_path):
+    (tmp_path / "empty.yaml").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="a merge needs at least `merge_method:`"):
+        run(tmp_path / "empty.yaml")

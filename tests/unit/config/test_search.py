@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from rlhf.config.file_stages import BestOfNStage, EvaluateStage
-from rlhf.config.search import SearchConfig, strategies_of
+from rlhf.config.search import SearchConfig, SearchSection, strategies_of
 from rlhf.config.search_revision import RevisionConfig
 from rlhf.config.search_stages import SearchCompareStage
 from rlhf.config.search_strategies import STRATEGY_KINDS, StrategyConfig
@@ -42,6 +43,7 @@ def test_a_text_is_a_kind_or_a_function():
         ({"strategy": "gredy"}, "gredy"),
         ({"strategy": {"kind": "beam", "widht": 2}, "reward": "rules"}, "widht"),
         ({"strategy": {"kind": "confidence_stopping", "rule": "vote", "threshold": 0.3}}, "threshold"),
+        ({"strategy": {"kind": "confidence_stopping", "min_samples": 17}, "reward": "rules"}, "min_samples"),
         ({"strategy": {"kind": "adaptive_compute", "first": 9}, "reward": "rules"}, "first"),
         ({"strategy": "greedy", "answer": {"pattern": "("}}, "pattern"),
         ({"strategy": "greedy", "budget": {"policy_tokens": 0}}, "policy_tokens"),
@@ -165,3 +167,9 @@ def test_the_key_of_an_evaluation_follows_the_code_of_searches_only_where_it_has
     )
     assert "search/search_run.py" not in plain
     assert {"search/search_run.py", "search/search_engine.py", "search/strategies/highest_score.py"} <= searched
+
+
+def test_an_empty_file_is_told_what_a_search_needs(tmp_path):
+    (tmp_path / "search.yaml").write_text("", encoding="utf-8")
+    with pytest.raises(ValidationError, match="strategy: greedy"):
+        TypeAdapter(SearchSection).validate_python(str(tmp_path / "search.yaml"))

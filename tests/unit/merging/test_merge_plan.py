@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,41 @@ def test_the_type_is_the_widest_or_the_one_asked_for(tmp_path):
     assert types == [torch.float32, torch.bfloat16, torch.float16]
     assert plan_of(tree | {"dtype": "float64"}).tasks[0].working == torch.float64
     assert plan_of(tree | {"dtype": "bfloat16"}).tasks[0].working == torch.float32
+
+
+def change_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[end:])
+
+
+def _overlap(header: dict[str, Any]) -> None:
+    header["model.layers.1.mlp.up_proj.weight"]["data_offsets"] = header["model.layers.2.mlp.up_proj.weight"][
+        "data_offsets"
+    ]
+
+
+def _fractions(header: dict[str, Any]) -> None:
+    entry = header["model.norm.weight"]
+    entry["data_offsets"] = [float(offset) for offset in entry["data_offsets"]]
+
+
+@pytest.mark.parametrize("change", [_overlap, _fractions])
+def test_a_header_whose_offsets_are_no_places_of_tensors_is_refused(two, change):
+    change_header(two["a"] / "model.safetensors", change)
+    message = refused(two)
+    assert "damaged" in message
+    assert str(two["a"]) in message
+
+
+def test_layers_that_the_config_does_not_count_stay_uncounted(two):
+    """DeepSeek V3 keeps the layer that predicts the token after the next behind the last of `num_hidden_layers`."""
+    for folder in two.values():
+        change_json(folder / "config.json", num_hidden_layers=3)
+    plan = plan_of(merge_tree("task_arithmetic", {two["a"]: ONE}, base_model=two["base"]))
+    assert any(task.layer == 3 for task in plan.tasks)
+    assert output_config(plan)["num_hidden_layers"] == 3
+    assert any("num_hidden_layers is 3" in note and "4 layers" in note for note in plan.notes)

@@ -383,3 +383,36 @@ def test_what_a_users_method_notes_is_in_the_report(tmp_path):
     assert row["first"] == {str(a): 7.0}
     assert row["weight"] == {str(a): 2.0}
     assert row["of"] == "layers.0.w"
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_finished_merge_whose_weights_are_no_longer_whole_is_an_error(llama, tmp_path, damage):
+    """The report alone says that it was merged; a rerun that found it would leave a folder without a model."""
+    out = tmp_path / "out"
+    ModelMerger(ties_of(llama)).merge(out)
+    weights = out / "model.safetensors"
+    if damage == "gone":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:-8])
+    for again in (ModelMerger(ties_of(llama)).merge, ModelMerger(ties_of(llama)).dry_run):
+        with pytest.raises(ModelError, match="Delete the folder and merge again"):
+            again(out)
+
+
+def test_threads_and_shards_are_whole_numbers(llama):
+    for how in ({"threads": 1.5}, {"shard_bytes": "5GB"}):
+        with pytest.raises(ConfigError, match=next(iter(how))):
+            ModelMerger(ties_of(llama), **how)
+
+
+def test_an_interrupted_merge_says_what_is_kept_and_where(llama, tmp_path):
+    def stopped(done, total):
+        raise KeyboardInterrupt
+
+    merger = ModelMerger(ties_of(llama), threads=1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        merger.merge(tmp_path / "out", progress=stopped)
+    assert str(tmp_path / ".out.merging") in "".join(caught.value.__notes__)
+    assert (tmp_path / ".out.merging").is_dir()
+    merger.merge(tmp_path / "out")

@@ -292,6 +292,8 @@ def test_wrong_arguments_are_refused(embedded):
     compressor = ContextCompressor(embedded, num_vectors=2)
     with pytest.raises(DataError, match="list of texts"):
         compressor.compress_prompts("A cow eats coal.")
+    with pytest.raises(DataError, match="Context 1 of compress_prompts is an int"):
+        compressor.compress_prompts(["a", 5])
     with pytest.raises(DataError, match="list of lists"):
         compressor.compress_context_from_ids([1, 2, 3])
     with pytest.raises(DataError, match="vocabulary"):

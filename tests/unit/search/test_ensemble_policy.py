@@ -65,6 +65,8 @@ def test_other_vocabularies_are_refused_and_may_vote(policies, prompts):
         EnsemblePolicy([policies[0], stranger])
     with pytest.raises(ConfigError):
         EnsemblePolicy(policies[:1])
+    with pytest.raises(ConfigError, match="Policy 2 of the ensemble is the text"):
+        EnsemblePolicy([policies[0], "folder"])
     choices = EnsemblePolicy.vote(
         [policies[0], stranger], prompts, num_samples=2, answer_of=lambda text: text[:1] or None
     )

@@ -161,3 +161,19 @@ def test_two_lambdas_are_two_functions():
     assert function_identity(complains) == function_identity("tests.unit.search.test_sampler:complains")
     assert function_identity(one) != function_identity(complains)
     assert function_identity(other) != function_identity(complains)
+
+
+def test_what_is_no_setting_is_refused_by_name(policy):
+    with pytest.raises(DataError, match="give \\[prompt\\]"):
+        BestOfNSampler(policy, longer).generate("The cow")
+    for how, name in (({"budget": {"policy_tokens": 9}}, "budget"), ({"sampling": {"max_new_tokens": 9}}, "sampling")):
+        with pytest.raises(ConfigError, match=f"{name} is a dict"):
+            BestOfNSampler(policy, longer, **how)
+    with pytest.raises(ConfigError, match="max_childs"):
+        MCTSGenerator(policy, longer, max_childs=4)
+    with pytest.raises(ConfigError, match="leaves_at_once"):
+        MCTSGenerator(policy, longer, leaves_at_once=0)
+    with pytest.raises(ConfigError, match="judge"):
+        IterativeRefiner(policy, longer, None)
+    with pytest.raises(ConfigError, match="critic"):
+        IterativeRefiner(policy, None, longer)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+import torch
 
 from rlhf.config.policy import SamplingConfig
 from rlhf.errors import ConfigError, DataError
 from rlhf.rewards.functions import FunctionReward, load_function
 from rlhf.search.answer_key import answer_reader
-from rlhf.search.contract import Budget, BudgetSpent
+from rlhf.search.contract import Budget, BudgetSpent, Choice
 from rlhf.search.search_identity import code_identity
 from rlhf.search.search_run import run_search
 from rlhf.search.strategies.highest_score import best_of_n
@@ -224,10 +226,44 @@ def test_wrong_strategies_are_told_what_is_wrong():
             search(wrong)
     with pytest.raises(ConfigError, match="nmu_samples"):
         search(arguments={"nmu_samples": 4})
+    with pytest.raises(ConfigError, match=r"asked for 2\.5 samples"):
+        search(arguments={"num_samples": 2.5})
     with pytest.raises(ConfigError, match="reward"):
         search(scorer=None)
     with pytest.raises(ConfigError, match="step_separator"):
         search(beam, separator=None)
+
+
+def test_texts_with_line_separators_of_unicode_survive_their_file(tmp_path):
+    def telling(ask):
+        (only,) = yield ask.sample(1)
+        return Choice(completion=only, details={"why": "one\u2028two\x85three \ud800"})
+
+    file, engine = tmp_path / "results.jsonl", DigitEngine()
+    first = search(telling, file=file)
+    again = search(telling, file=file, engine=engine)
+    assert not engine.calls
+    assert [each.completion for each in again.results] == [each.completion for each in first.results]
+    assert again.results[0].details["why"].startswith("one\u2028two\x85three")
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), {1, 2}, float("nan")])
+def test_details_that_are_no_json_are_refused_by_name(value):
+    def telling(ask):
+        (only,) = yield ask.sample(1)
+        return Choice(completion=only, details={"why": value})
+
+    with pytest.raises(ConfigError, match=r"'p0' can't be written as JSON"):
+        search(telling)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"policy_tokens": 0}, {"policy_tokens": 7.5}, {"scorer_forwards": "9"}, {"seconds": math.nan}, {"seconds": -1}],
+)
+def test_a_limit_that_is_none_is_refused(limits):
+    with pytest.raises(ConfigError, match=f"budget.{next(iter(limits))} is "):
+        Budget(**limits)
 
 
 def test_results_survive_their_file():

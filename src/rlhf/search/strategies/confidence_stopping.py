@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -39,6 +40,8 @@ class ConfidenceBasedStopping:
             raise ConfigError(f"rule is {rule!r}; expected vote or score.")
         if rule == "vote" and not 0.5 <= threshold < 1:
             raise ConfigError(f"threshold is {threshold}; a vote is sure with a probability from 0.5 to below 1.")
+        if not math.isfinite(threshold):
+            raise ConfigError(f"threshold is {threshold}; wanted a finite number.")
         if min_samples < 1:
             raise ConfigError(f"min_samples is {min_samples}; wanted 1 or more.")
         self.rule, self.threshold, self.min_samples = rule, threshold, min_samples

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rlhf.errors import ConfigError
 from rlhf.rollout.types import Completion
 from rlhf.search.contract import Ask, Choice, Search
 from rlhf.search.strategies.step_beam import unlike
@@ -109,6 +110,9 @@ def mcts(
             prompt throughout.
         stop_at: A completion with this score ends the search; None to use every expansion.
         value_weight: Share of the value model in the value of a leaf that is not complete; its estimates are held to [0, 1].
+
+    Raises:
+        ConfigError: A score is not from 0 to 1.
     """
     root = top = Node(None, 1.0)
     limits = Widening(max_children, widen_below)
@@ -122,6 +126,10 @@ def mcts(
         ]
         new = [_new_steps(path[-1], group) for path, group in zip(paths, groups, strict=True)]
         scores = yield [ask.score(group) for group in new]
+        if odd := [score for own in scores for score in own if not 0 <= score <= 1]:
+            raise ConfigError(
+                f"Tree search wants scores from 0 to 1, and the reward gave {odd[0]:g}; take a process reward model."
+            )
         nodes = [
             [Node(each, score, ended=ask.ended(each)) for each, score in zip(group, own, strict=True)]
             for group, own in zip(new, scores, strict=True)

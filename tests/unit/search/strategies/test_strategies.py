@@ -241,3 +241,13 @@ def test_a_vote_without_a_threshold_is_not_decided_by_its_first_sample():
     bare = search(confidence_stopping, rule="vote", answer_of=last_digit, engine=DigitEngine("2"))
     assert [result.cost.policy_tokens for result in bare] == [result.cost.policy_tokens for result in results]
     assert ConfidenceStoppingConfig().keywords()["threshold"] == 0.5
+
+
+def test_a_tree_search_refuses_scores_that_are_no_probabilities():
+    class Raw(DigitScorer):
+        def score(self, prompts, completions):
+            verdict = super().score(prompts, completions)
+            return replace(verdict, scores=[score - 2 for score in verdict.scores])
+
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        search(mcts, scorer=Raw())
