@@ -321,6 +321,15 @@ def test_a_first_message_is_answered_by_a_model_of_few_tokens(serve, visit):
     assert page.is_hidden("#notice")
 
 
+def test_a_conversation_that_grows_is_answered_as_long_as_there_is_room(serve, visit):
+    page = visit(serve(with_store=False).url)  # 200 tokens, of which the page asks for 100 by itself
+    page.wait_for_selector("#model option", state="attached")
+    page.fill("#message", "x" * 120)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"{LAST} .toolbar:visible")
+    assert page.is_hidden("#notice")
+
+
 def test_what_is_refused_is_said_in_words(serve, visit):
     page = visit(serve().url)
     write(page, "word " * 400)

@@ -193,6 +193,8 @@ def _own_columns(
         return {"completion": completion, "label": content["up"]}
     if kind == "edit":
         edited = content["edited"]
+        if not edited:
+            return "the edit left nothing"
         return "the edit changed nothing" if edited == completion else {"chosen": edited, "rejected": completion}
     if kind == "red_team":
         return _red_team_columns(content)

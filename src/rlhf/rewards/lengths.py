@@ -114,7 +114,7 @@ def check_lengths(
         if length > limit:
             raise RewardError(
                 f"Sample {sample_name(prompts[place], completions[place])} has {length} tokens, but "
-                f"{who[0].lower()}{who[1:]} was made for {limit}; lower max_new_tokens or max_prompt_length."
+                f"{who[0].lower()}{who[1:]} was made for {limit}; shorten it (in training: lower max_new_tokens or max_prompt_length)."
             )
 
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 4 * 2**20
 FRAMEWORK_SENTENCES = {
-    400: "The request's JSON can't be read; it may be nested too deeply.",
+    400: "The request's JSON can't be read: it is not in UTF-8, or nested too deeply.",
     404: "There is nothing at this address.",
     405: "This address does not take this method.",
 }

@@ -27,7 +27,8 @@ MOST_DIGITS = 19
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "audio": (), "modalities": (["text"],), "prediction": (),
     "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "web_search_options": (),
-    "reasoning_effort": (), "verbosity": (), "store": (False,), "parallel_tool_calls": (True, False), "service_tier": ("auto", "default"),
+    "reasoning_effort": (), "verbosity": (), "moderation": (), "prompt_cache_options": ({},), "prompt_cache_retention": ("in_memory",),
+    "store": (False,), "parallel_tool_calls": (True, False), "service_tier": ("auto", "default"),
     "suffix": ("",), "echo": (False,), "best_of": (1,), "stop_token_ids": ([],), "prompt_logprobs": (), "guided_json": (),
 }  # fmt: skip
 """Key -> values that ask for nothing."""
@@ -79,8 +80,17 @@ class GenerationBody(BaseModel):
     response_format: ResponseFormat | None = None
     ignore_eos: bool = False
     user: str | None = None
+    safety_identifier: str | None = None
+    """OpenAI's newer name of ``user``."""
+    prompt_cache_key: str | None = None
+    """Changes nothing: beginnings that prompts have in common are found without it."""
     metadata: dict[str, JsonValue] | None = None
     consent: Annotated[bool, Field(strict=True)] | None = None
+
+    @property
+    def person(self) -> str | None:
+        """Who asks, of all the users of a client."""
+        return self.user or self.safety_identifier
 
     @property
     def stops(self) -> list[str]:
@@ -192,7 +202,7 @@ def read_body(kind: type[AnyBody], sent: Any, unsupported: Mapping[str, tuple[An
     try:
         return kind.model_validate(taken)
     except ValidationError as err:
-        raise _fault(kind, err) from None
+        raise _fault(kind, taken, err) from None
 
 
 def body_of(kind: type[Body], sent: Any, unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED) -> Body:
@@ -222,6 +232,20 @@ def body_of(kind: type[Body], sent: Any, unsupported: Mapping[str, tuple[Any, ..
     return body
 
 
+def joined_text(parts: Sequence[Mapping[str, Any]], where: str) -> str:
+    """The text of a message that comes in parts.
+
+    Raises:
+        APIError: A part holds none.
+    """
+    for number, part in enumerate(parts):
+        if not isinstance(part.get("text"), str):
+            got = describe(part["text"]) if "text" in part else "missing"
+            message = f"{where}.{number}.text is {got}; wanted a text."
+            raise APIError(400, message, code="invalid_value", param=where)
+    return "".join(part["text"] for part in parts)
+
+
 def is_text(text: str) -> bool:
     """Whether it can be written in UTF-8: JSON may hold half of a surrogate pair."""
     try:
@@ -246,9 +270,27 @@ def biases(body: GenerationBody, vocabulary: int) -> dict[int, float]:
     return out
 
 
-def _fault(kind: type[BaseModel], err: ValidationError) -> APIError:
-    first = err.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+def _where(sent: Any, place: Sequence[int | str]) -> str:
+    """A fault's place in what was sent; pydantic's place also names the types that it tried."""
+    parts, value = [], sent
+    for number, part in enumerate(place):
+        is_last_key = number == len(place) - 1 and isinstance(part, str) and isinstance(value, dict)
+        is_in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if is_in_list or (isinstance(value, dict) and part in value):
+            value = value[part]
+        elif not is_last_key:  # a type, and no key that is missing
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _fault(kind: type[BaseModel], sent: Any, err: ValidationError) -> APIError:
+    errors = err.errors(include_url=False)
+    of_key = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(
+        of_key, key=lambda each: _where(sent, each["loc"]).count(".")
+    )  # of the forms that were tried the one that fits best
+    where = _where(sent, first["loc"])
     top = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
         known: Sequence[str] = list(kind.model_fields)
@@ -264,4 +306,5 @@ def _fault(kind: type[BaseModel], err: ValidationError) -> APIError:
     if top == "prompt":  # pydantic names each form that it is not of
         message = f"prompt is {got}; wanted a text, token ids, or a list of either."
         return APIError(400, message, code="invalid_value", param=top)
-    return APIError(400, f"{where} is {got}: {first['msg'].lower()}.", code="invalid_value", param=top or None)
+    wanted = "wanted an object" if first["type"] in ("model_type", "dict_type") else first["msg"].lower()
+    return APIError(400, f"{where} is {got}: {wanted}.", code="invalid_value", param=top or None)

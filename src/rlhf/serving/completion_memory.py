@@ -67,7 +67,7 @@ class CompletionMemory:
         program = self.program(client)
         kwargs = body.chat_template_kwargs if isinstance(body, ChatBody) else None
         return Answer(
-            self, asked, prompts, program, self.user(program, body.user or client), kwargs or {}, body.consent
+            self, asked, prompts, program, self.user(program, body.person or client), kwargs or {}, body.consent
         )
 
     async def keep(self, completions: Sequence[ServedCompletion]) -> None:

@@ -73,7 +73,7 @@ def one_model(name: str, request: Request, client: AnyClient) -> dict[str, Any]:
 async def chat_completions(sent: Sent, request: Request, client: CompletionsClient) -> Response:
     """Continue a conversation."""
     body, generation = body_of(ChatBody, sent), generation_of(request)
-    name, model = generation.model(body, body.user or client)
+    name, model = generation.model(body, body.person or client)
     prompt = await beside_streams(
         size_of([body.messages]), lambda: prompt_of(model, body.messages, kwargs=body.chat_template_kwargs)
     )
@@ -92,7 +92,7 @@ async def chat_completions(sent: Sent, request: Request, client: CompletionsClie
 async def completions(sent: Sent, request: Request, client: CompletionsClient) -> Response:
     """Continue texts."""
     body, generation = body_of(CompletionBody, sent), generation_of(request)
-    name, model = generation.model(body, body.user or client)
+    name, model = generation.model(body, body.person or client)
     if not body.prompts:
         raise APIError(400, "prompt is an empty list.", code="invalid_value", param="prompt")
     if len(body.prompts) > generation.engine.max_requests:

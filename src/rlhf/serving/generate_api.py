@@ -18,7 +18,7 @@ from rlhf.errors import ConfigError, RLHFError
 from rlhf.seeds import derive_seed
 from rlhf.serving.answer_waiting import refused
 from rlhf.serving.api_errors import APIError
-from rlhf.serving.api_requests import GenerationBody, biases
+from rlhf.serving.api_requests import GenerationBody, biases, joined_text
 from rlhf.serving.asked_requests import Asked
 from rlhf.serving.constraints import ANY_OBJECT
 from rlhf.serving.generation import Accepted, Failed, Failure, FinishReason, GenerationRequest, Piece, TokenLogprobs
@@ -279,7 +279,7 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
                 code="invalid_value",
                 param=param,
             )
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = joined_text(content, f"messages.{number}.content")
     if not isinstance(content, str) or not isinstance(message.get("role"), str):
         param = f"messages.{number}"
         raise APIError(400, f"{param} needs a role and a content that is text.", code="invalid_value", param=param)

@@ -119,7 +119,8 @@ class ModelRoutes:
                 raise ConfigError(
                     f"{name!r} would be shared by language models and reward models; share it by one kind."
                 )
-            parts = {other: share / largest for other, share in shares.items()}  # whose sum is finite
+            is_summable = sum(shares.values()) <= sys.float_info.max
+            parts = dict(shares) if is_summable else {other: share / largest for other, share in shares.items()}
             total = sum(parts.values())
             self._shares[name] = Shares({other: part / total for other, part in parts.items()})
 

@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from rlhf.serving.api_errors import APIError
-from rlhf.serving.api_requests import GenerationBody, ResponseFormat, body_of
+from rlhf.serving.api_requests import GenerationBody, ResponseFormat, body_of, joined_text
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (), "conversation": (), "store": (False,), "background": (False,), "include": ([],), "tools": ([],),
     "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False), "max_tool_calls": (), "reasoning": ({},), "prompt": (),
     "truncation": ("disabled",), "service_tier": ("auto", "default"), "top_logprobs": (0,), "context_management": ([],),
+    "access_programs": (), "background_options": (), "image": (), "moderation": (), "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
 }  # fmt: skip
 """Key -> values that ask for nothing. Nothing is stored here, so ``store: true`` is refused."""
 OTHER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
@@ -52,8 +54,6 @@ class ResponsesBody(GenerationBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextSettings | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @model_validator(mode="after")
     def _format(self) -> Self:
@@ -106,6 +106,6 @@ def _message(item: dict[str, Any], number: int) -> dict[str, Any]:
         if other := [each for each in kinds if each not in TEXT_PARTS]:
             message = f"{param}.content holds a part of the type {other[0]!r}; this server takes text only."
             raise APIError(400, message, code="unsupported_parameter", param=f"{param}.content")
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = joined_text(content, f"{param}.content")
     role = item.get("role")
     return {"role": ROLES.get(str(role), role), "content": content}

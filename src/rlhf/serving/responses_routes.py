@@ -32,7 +32,7 @@ router = APIRouter()
 async def responses(sent: Sent, request: Request, client: CompletionsClient) -> Response:
     """Answer a text, or a conversation."""
     body, generation = responses_body(sent), generation_of(request)
-    name, model = generation.model(body, body.user or body.safety_identifier or client)
+    name, model = generation.model(body, body.person or client)
     messages = body.messages()
     ids = await beside_streams(
         size_of([messages]), lambda: prompt_ids(model, messages, kwargs=body.chat_template_kwargs)
@@ -75,7 +75,7 @@ class _Form:
             "model": self.asked.name, "system_fingerprint": f"fp_{self.asked.model.fingerprint[:10]}", "output": output,
             "parallel_tool_calls": False, "previous_response_id": None, "store": False, "temperature": self.asked.sampling.temperature,
             "top_p": self.asked.sampling.top_p, "text": {"format": text}, "tool_choice": "none", "tools": [], "truncation": "disabled",
-            "usage": usage, "user": body.user, "metadata": body.metadata or {},
+            "usage": usage, "user": body.user, "safety_identifier": body.safety_identifier, "metadata": body.metadata or {},
         }  # fmt: skip
 
     def part(self, text: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rlhf.data.message_text import describe
 from rlhf.errors import RLHFError
 from rlhf.rewards.types import TextCompletion
 from rlhf.serving.api_errors import APIError
-from rlhf.serving.api_requests import check_json, read_body
+from rlhf.serving.api_requests import check_json, joined_text, read_body
 from rlhf.serving.served_scorer import ServedScorer
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -248,7 +248,7 @@ def input_text(value: Input, number: int) -> TextCompletion:
 def _content(message: Any, where: str) -> str:
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = joined_text(content, f"content of {where}")
     if not isinstance(content, str):
         raise APIError(400, f"The content of {where} is {describe(content)}; wanted text.", code="invalid_value")
     return content

@@ -83,7 +83,7 @@ def searched_answer(
     ):
         if asks:
             raise APIError(400, f"{key} is not supported with search.", code="unsupported_parameter", param=key)
-    scorer_name, scorer = _scorer(state, search, body.user or client)
+    scorer_name, scorer = _scorer(state, search, body.person or client)
     seed = (body.seed if body.seed is not None else secrets.randbits(63)) % 2**63
     sampling = sampling_of(body, model, prompt.ids)
     common = GenerationRequest(

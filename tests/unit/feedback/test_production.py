@@ -120,6 +120,12 @@ def test_what_lacks_a_text_is_counted_and_left_out(send):
     assert event_rows.left_out == {"no prompt is known": 1, "no completion is known": 1, "the edit changed nothing": 1}
 
 
+def test_an_edit_that_left_nothing_teaches_no_empty_answer(send):
+    event_rows = rows_of_events(send("edit", "c1", prompt="q", completion="x", edited=""))
+    assert event_rows.rows == []
+    assert event_rows.left_out == {"the edit left nothing": 1}
+
+
 def test_a_regeneration_is_worth_what_somebody_says_it_is(send):
     send("regenerate", "c1", prompt="q", completion="x", next_completion_id="c2")
     events = send("thumbs", "c2", prompt="q", completion="y", up=True)

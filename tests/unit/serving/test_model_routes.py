@@ -238,6 +238,7 @@ def test_shares_are_changed_while_the_server_runs_and_faults_are_named(folders):
         assert site.put("/v1/shares/live", json={"a": 1, "b": 0}).json() == {"name": "live", "of": {"a": 1.0, "b": 0.0}}
         body = {"model": "live", "prompt": "x", "max_tokens": 1}
         assert {site.post("/v1/completions", json={**body, "user": f"u{i}"}).json()["model"] for i in range(8)} == {"a"}
+        assert site.put("/v1/shares/live", json={"a": 0.9, "b": 0.1}).json()["of"] == {"a": 0.9, "b": 0.1}
         assert site.put("/v1/shares/live", json={"a": 3, "b": 1}).json()["of"] == {"a": 0.75, "b": 0.25}
         for sent in ({"c": 1}, {"a": -1}, {"a": "much"}, {"a": True}, {"a": 0}, {}):
             answer = site.put("/v1/shares/live", json=sent)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ from fastapi.testclient import TestClient
 
 from rlhf.config.serving import ServingConfig
 from rlhf.serving import create_app
+from rlhf.serving.api_requests import UNSUPPORTED, ChatBody, CompletionBody
 from rlhf.serving.model_routes import Source
+from rlhf.serving.responses_requests import UNSUPPORTED as RESPONSES_UNSUPPORTED
+from rlhf.serving.responses_requests import ResponsesBody
 from tests.unit.serving.conftest import build_model, client_of
 
 CHAT = "/v1/chat/completions"
@@ -135,6 +140,10 @@ def test_json_follows_its_schema(site):
         ({"messages": []}, 400, "invalid_value", "messages"),
         ({"messages": [{"role": "user"}]}, 400, "invalid_value", "messages.0"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "invalid_value", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400, "invalid_value", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "invalid_value", "messages.0.content"),
+        ({"prompt_cache_retention": "24h"}, 400, "unsupported_parameter", "prompt_cache_retention"),
+        ({"moderation": {"model": "omni"}}, 400, "unsupported_parameter", "moderation"),
         ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
         ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
         ({"temprature": 1}, 400, "unknown_parameter", "temprature"),
@@ -351,3 +360,33 @@ def test_room_for_prompts_that_memory_does_not_have_is_done_without(folder, capl
     assert [answer.status_code for answer in answers] == [200] * 3
     assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1
     assert "more memory than there is" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"stop": [1]}, "stop.0 is a number"),
+        ({"response_format": "json_object"}, "response_format is a string ('json_object'): wanted an object."),
+        ({"search": 5}, "search is a number (5): wanted an object."),
+        ({"logit_bias": [1]}, "logit_bias is a list ([1]): wanted an object."),
+        ({"logit_bias": {"5": "x"}}, "logit_bias.5 is a string ('x')"),
+        ({"messages": [None]}, "messages.0 is null"),
+    ],
+)
+def test_a_fault_is_told_by_its_place_in_the_request_without_names_of_types(site, keys, said):
+    assert said in ask(site, **keys).json()["error"]["message"]
+
+
+OPENAI_BODIES = {
+    "chat.completions": (ChatBody, UNSUPPORTED),
+    "completions": (CompletionBody, UNSUPPORTED),
+    "responses": (ResponsesBody, RESPONSES_UNSUPPORTED),
+}
+
+
+@pytest.mark.parametrize("route", OPENAI_BODIES)
+def test_every_key_that_the_client_can_send_is_known(openai, route):
+    body, unsupported = OPENAI_BODIES[route]
+    sent = inspect.signature(attrgetter(route)(openai).create).parameters
+    of_client = {"extra_headers", "extra_query", "extra_body", "timeout"}
+    assert set(sent) - of_client - set(body.model_fields) - set(unsupported) == set()

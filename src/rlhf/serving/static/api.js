@@ -4,9 +4,10 @@ const KEY = "rlhf-key";
 const { root } = document.body.dataset;
 
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -36,7 +37,8 @@ async function ask(path, body, signal) {
   }
   if (!answer.ok) {
     const said = await answer.json().catch(() => null);
-    throw new Refused(answer.status, said?.error?.message ?? `The server answered with status ${answer.status}.`);
+    const message = said?.error?.message ?? `The server answered with status ${answer.status}.`;
+    throw new Refused(answer.status, message, said?.error?.code);
   }
   return answer;
 }

@@ -56,12 +56,26 @@ function request(model) {
   return body;
 }
 
+/** `complete`; where the conversation leaves less room than the page asked for by itself, the answer gets what is left. */
+async function completeInRoom(asked, grow, signal) {
+  try {
+    return await complete(asked, grow, signal);
+  } catch (error) {
+    if (error.code !== "context_length_exceeded") throw error;
+    if (byId("max-tokens").dataset.chosen || asked.max_tokens === undefined) {
+      throw new Refused(error.status, `${error.message} Or begin a new conversation.`);
+    }
+    const { max_tokens: _, ...rest } = asked;
+    return completeInRoom(rest, grow, signal);
+  }
+}
+
 /** Have a turn written. Gives whether it is complete. */
 async function write(turn, model, signal) {
   turn.running(true);
   const asked = request(model);
   try {
-    const done = await complete(asked, (text) => turn.show(text), signal);
+    const done = await completeInRoom(asked, (text) => turn.show(text), signal);
     turn.show(done.text);
     turn.completionId = asked.consent ? done.id : null;
     turn.model = done.model;
