@@ -83,7 +83,7 @@ class Heartbeat:
         while not self._closed.wait(BEAT_SECONDS):
             known, missed = self._answers, 0 if self._answers != known else missed + 1
             if missed > SILENT_BEATS:
-                _end(self._why or f"Rank 0 can't be reached from rank {self._rank}: {_silence()}")
+                _end(self._why or f"Rank {self._rank} can't reach the store of rank 0's machine: {_silence()}")
 
 
 def _silence() -> str:

@@ -75,7 +75,7 @@ def test_a_store_that_does_not_answer_ends_a_rank_and_one_that_answers_does_not(
         while not said and time.monotonic() < deadline:
             time.sleep(0.01)
         assert said
-        assert "Rank 0 can't be reached from rank 1" in said[0]
+        assert "Rank 1 can't reach the store" in said[0]
     finally:
         beating.close()
         store.silent.clear()
