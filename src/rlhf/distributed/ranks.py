@@ -129,7 +129,8 @@ class ProcessRanks(Ranks):
             f"can't be connected with the others: {str(err).splitlines()[0][:300]}. Ranks listen at ports of their own choice, so all TCP "
             "ports between the machines must be open; GLOO_SOCKET_IFNAME names the network interface (docs/ranks.md)."
         )
-        self._store.compare_set(FAULT, "", json.dumps({"rank": self.rank, "message": how}))
+        with suppress(RuntimeError):  # the store is gone where rank 0 ended of the same
+            self._store.compare_set(FAULT, "", json.dumps({"rank": self.rank, "message": how}))
         self.heartbeat.close()
         return ConfigError(f"Rank {self.rank} {how}")
 
