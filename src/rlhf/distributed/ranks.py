@@ -16,7 +16,9 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from rlhf.distributed.heartbeat import FAULT, Heartbeat
 from rlhf.distributed.launch_environment import Launch, find_launch
+from rlhf.distributed.network_interface import interface_towards
 from rlhf.errors import ConfigError, RLHFError, TrainingError, text_of
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ WAIT_FOR_REASON_SECONDS = 5.0
 POLL_SECONDS = 0.05
 ENDED = "rlhf/ended"
 """Key that rank 0 sets when it ends with an error."""
-FAULT = "rlhf/fault"
-"""Key of what the first rank that failed has to say."""
 LOST_PEER = (
     "gloo",
     "nccl",
@@ -104,17 +104,35 @@ class ProcessRanks(Ranks):
         self.rank, self.size = launch.rank, launch.world_size
         meeting = rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT)
         self._store, _, _ = next(iter(meeting))
+        self.heartbeat = Heartbeat(self._store, self.rank, self.size)
         self._find_gpu(launch.local_rank)
-        dist.init_process_group(
-            "gloo" if self.gpu is None or self.gpu_is_shared else "cpu:gloo,cuda:nccl",
-            store=PrefixStore("group", self._store),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=TIMEOUT,
-        )
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(launch.address, launch.port)):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+        try:
+            dist.init_process_group(
+                "gloo" if self.gpu is None or self.gpu_is_shared else "cpu:gloo,cuda:nccl",
+                store=PrefixStore("group", self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=TIMEOUT,
+            )
+        except RuntimeError as err:
+            raise self._not_connected(err) from err
+        self.heartbeat.connected.set()
         self._orders = 0
         self._own_fault: BaseException | None = None
         """What this rank failed of."""
+
+    def _not_connected(self, err: RuntimeError) -> ConfigError:
+        """Say it to the others, too, who wait for this rank."""
+        how = (
+            f"can't be connected with the others: {str(err).splitlines()[0][:300]}. Ranks listen at ports of their own choice, so all TCP "
+            "ports between the machines must be open; GLOO_SOCKET_IFNAME names the network interface (docs/ranks.md)."
+        )
+        with suppress(RuntimeError):  # the store is gone where rank 0 ended of the same
+            self._store.compare_set(FAULT, "", json.dumps({"rank": self.rank, "message": how}))
+        self.heartbeat.close()
+        return ConfigError(f"Rank {self.rank} {how}")
 
     def _find_gpu(self, local_rank: int) -> None:
         """Which GPU is this rank's, and whether all ranks have one and each another."""
@@ -257,6 +275,7 @@ def launched_ranks() -> Iterator[Ranks]:
         # At once: with its connections rank 0 loses this rank, and asks the store why.
         raise SystemExit(named.code if isinstance(named, SystemExit) else getattr(named, "exit_code", 1)) from None
     finally:
+        ranks.heartbeat.close()
         # A gloo thread releases the tensors of the last collective shortly after it completes. If the interpreter is shutting down by
         # then, the thread can't acquire the GIL, and the process ends with SIGABRT after all work was done (3 of about 20 runs).
         time.sleep(POLL_SECONDS)

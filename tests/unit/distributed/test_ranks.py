@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rlhf.cli.error_exit import Interrupted, signals_heeded
-from rlhf.distributed.ranks import FAULT, ProcessRanks, _is_lost_peer, current_ranks, launched_ranks
+from rlhf.distributed.heartbeat import FAULT, Heartbeat
+from rlhf.distributed.ranks import ProcessRanks, _is_lost_peer, current_ranks, launched_ranks
 from rlhf.errors import DataError, InterruptedRun, TrainingError
 from tests.fixtures.two_ranks import run_over_ranks
 
@@ -75,6 +76,7 @@ class StoppedByLauncher(ProcessRanks):
     def __init__(self, launch):
         self.rank, self.size, self._store, self._own_fault = 0, 2, torch.distributed.HashStore(), None
         self._store.set(FAULT, json.dumps({"rank": 1, "message": "rows.jsonl:7: no prompt"}))
+        self.heartbeat = Heartbeat(self._store, 0, 2)
 
     def named(self, err):
         os.kill(os.getpid(), signal.SIGTERM)
