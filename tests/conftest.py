@@ -27,8 +27,13 @@ os.environ.update(
 )
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.fixtures import postgres, tiny
+
+# The workers share the cores: how long an example takes says nothing about it.
+settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared cores")
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED_FOLDERS = {"oracle", "real", "faults", "gpu", "browser"}
