@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-from contextlib import suppress
 from typing import Any
 
 from rlhf.errors import TrainingError
@@ -59,23 +58,32 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Count, and look at what others counted, until a rank said why it failed or the store is gone with its process."""
-        with suppress(RuntimeError):
+        try:
             while not self._closed.wait(BEAT_SECONDS):
-                self._store.add(f"rlhf/beat/{self._rank}", 1)
-                if self._store.check([FAULT]):
-                    said = json.loads(self._store.get(FAULT))
-                    self._why = f"Rank {said['rank']} failed: {said['message']}"
-                    if not self.connected.is_set():
-                        _end(self._why)
+                if self._look():
                     return
-                for rank, known in self._counts.items():
-                    count = self._counts[rank] = self._store.add(f"rlhf/beat/{rank}", 0)
-                    # One that never counted is still being started, which its launcher watches.
-                    self._missed[rank] = 0 if count != known or count == 0 else self._missed[rank] + 1
-                    if self._missed[rank] > SILENT_BEATS:
-                        self._store.compare_set(FAULT, "", json.dumps({"rank": rank, "message": _silence()}))
-                        _end(f"Rank {rank} failed: {_silence()}")
-                self._answers += 1
+        except RuntimeError:  # the connection to the store was closed: collectives notice it, but connecting to ranks does not
+            if not (self.connected.is_set() or self._closed.is_set()):
+                _end("Rank 0 ended before the ranks were connected; what it said, or its launcher, tells why.")
+
+    def _look(self) -> bool:
+        """One beat; whether a rank has said why it failed."""
+        self._store.add(f"rlhf/beat/{self._rank}", 1)
+        if self._store.check([FAULT]):
+            said = json.loads(self._store.get(FAULT))
+            self._why = f"Rank {said['rank']} failed: {said['message']}"
+            if not self.connected.is_set():
+                _end(self._why)
+            return True
+        for rank, known in self._counts.items():
+            count = self._counts[rank] = self._store.add(f"rlhf/beat/{rank}", 0)
+            # One that never counted is still being started, which its launcher watches.
+            self._missed[rank] = 0 if count != known or count == 0 else self._missed[rank] + 1
+            if self._missed[rank] > SILENT_BEATS:
+                self._store.compare_set(FAULT, "", json.dumps({"rank": rank, "message": _silence()}))
+                _end(f"Rank {rank} failed: {_silence()}")
+        self._answers += 1
+        return False
 
     def _watch(self) -> None:
         """End a process that still waits long after the other thread heard the last of the store."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rlhf.distributed.heartbeat import FAULT, Heartbeat
+from rlhf.distributed.heartbeat import BEAT_SECONDS, FAULT, Heartbeat
 from rlhf.distributed.launch_environment import Launch, find_launch
 from rlhf.distributed.network_interface import interface_towards
 from rlhf.errors import ConfigError, RLHFError, TrainingError, text_of
@@ -131,6 +131,7 @@ class ProcessRanks(Ranks):
         )
         with suppress(RuntimeError):  # the store is gone where rank 0 ended of the same
             self._store.compare_set(FAULT, "", json.dumps({"rank": self.rank, "message": how}))
+            time.sleep(2 * BEAT_SECONDS)  # with the first one that ends its launcher does, which may have the store
         self.heartbeat.close()
         return ConfigError(f"Rank {self.rank} {how}")
 
