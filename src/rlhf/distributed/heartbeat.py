@@ -62,7 +62,9 @@ class Heartbeat:
             while not self._closed.wait(BEAT_SECONDS):
                 if self._look():
                     return
-        except RuntimeError:  # the connection to the store was closed: collectives notice it, but connecting to ranks does not
+        except (
+            RuntimeError
+        ):  # the connection to the store was closed: collectives notice it, but connecting to ranks does not
             if not (self.connected.is_set() or self._closed.is_set()):
                 _end("Rank 0 ended before the ranks were connected; what it said, or its launcher, tells why.")
 
