@@ -39,6 +39,8 @@ ELSEWHERE: Mapping[str, str] = {
         "With `launcher: ray`, gpus_per_node is for the ranks that train, and pools.engines.gpus for each engine.",
     ),
     "replicas": "Each pool has its own: pools.engines.replicas.",
+    "pools": "Pools are of Ray's actors: `launcher: ray`.",
+    "launch": "The file of --launch holds what stands below `launch:` in a recipe, without that line.",
 }
 """Keys that people look for -> where what they want is said."""
 

@@ -18,7 +18,8 @@ from rlhf.errors import TrainingError
 BEAT_SECONDS = 3.0
 SILENT_BEATS = 60
 """Without a new count, or an answer of the store, after which a rank is taken for lost: three minutes, as a machine that swaps may stand still
-for one. They are counted and not measured, so that a process that stood still itself accuses nobody."""
+for one. They are counted and not measured, so that a process that stood still itself accuses nobody. A
+call that holds Python's lock for as long silences its rank, too; the longest known is DCP's, which turns a rank's shards into bytes at once."""
 CLOSE_SECONDS = 2.0
 """For a store to answer that may be out of reach."""
 FAULT = "rlhf/fault"

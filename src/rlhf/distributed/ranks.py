@@ -125,6 +125,7 @@ class ProcessRanks(Ranks):
 
     def _not_connected(self, err: RuntimeError) -> ConfigError:
         """Say it to the others, too, who wait for this rank."""
+        self.heartbeat.close()  # which would hear it as well, and end this process before its error is raised
         how = (
             f"can't be connected with the others: {str(err).splitlines()[0][:300]}. Ranks listen at ports of their own choice, so all TCP "
             "ports between the machines must be open; GLOO_SOCKET_IFNAME names the network interface (docs/ranks.md)."
@@ -132,7 +133,6 @@ class ProcessRanks(Ranks):
         with suppress(RuntimeError):  # the store is gone where rank 0 ended of the same
             self._store.compare_set(FAULT, "", json.dumps({"rank": self.rank, "message": how}))
             time.sleep(2 * BEAT_SECONDS)  # with the first one that ends its launcher does, which may have the store
-        self.heartbeat.close()
         return ConfigError(f"Rank {self.rank} {how}")
 
     def _find_gpu(self, local_rank: int) -> None:

@@ -81,7 +81,8 @@ def read_cluster(text: str) -> Cluster:
             f"--cluster {text!r} is no file, and no name of a cluster; wanted a YAML file (docs/planning-clusters.md), or NODESxGPUSxNAME "
             "such as 2x8xH100"
         )
-    return cluster_of(ClusterConfig.of(read_yaml(text), source=text), source=text)
+    tree = read_yaml(text, wanted="it needs at least `accelerator:` (docs/planning-clusters.md)")
+    return cluster_of(ClusterConfig.of(tree, source=text), source=text)
 
 
 def cluster_of(config: ClusterConfig, *, source: str) -> Cluster:

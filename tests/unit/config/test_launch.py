@@ -39,6 +39,8 @@ def test_a_word_is_the_launcher_of_that_name_and_nothing_is_local(recipe):
         ({"launcher": "slurm"}, "Known: local, ray, torchrun"),
         ({"launcher": "torchrun", "processes": 1}, r"launch\.processes"),
         ({"launcher": "local", "processes": 2}, r"launch\.processes: unknown key"),
+        ({"pools": {"engines": {"replicas": 2}}}, "`launcher: ray`"),
+        ({"launch": {"launcher": "ray"}}, "below `launch:`"),
         ({"launcher": "ray", "pools": {"engine": {}}}, "Did you mean 'engines'"),
         ({"launcher": "ray", "pools": {"engines": {"replica": 2}}}, "Did you mean 'replicas'"),
         ({"launcher": "ray", "pools": {"engines": {"gpus": 1.5}}}, "whole number"),

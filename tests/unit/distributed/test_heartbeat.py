@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rlhf.distributed import heartbeat
-from rlhf.distributed.ranks import current_ranks
+from rlhf.distributed import heartbeat, ranks
+from rlhf.distributed.ranks import ProcessRanks, current_ranks
 from tests.fixtures.two_ranks import run_over_ranks
 
 QUIET_SECONDS = 20.0
@@ -45,12 +45,20 @@ class Store:
     def __init__(self) -> None:
         self.silent = threading.Event()
         self.asked = 0
+        self.values: dict[str, str] = {}
 
     def clone(self) -> Store:
         return self
 
     def check(self, keys: list[str]) -> bool:
-        return False
+        return self.values.keys() >= set(keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> None:
+        assert not expected
+        self.values.setdefault(key, wanted)
 
     def add(self, key: str, amount: int) -> int:
         while self.silent.is_set():
@@ -79,3 +87,17 @@ def test_a_store_that_does_not_answer_ends_a_rank_and_one_that_answers_does_not(
     finally:
         beating.close()
         store.silent.clear()
+
+
+def test_a_rank_that_can_not_connect_raises_its_error_and_is_not_ended_by_its_own_heartbeat(monkeypatch):
+    for module in (heartbeat, ranks):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 0.2)
+    said: list[str] = []
+    monkeypatch.setattr(heartbeat, "_end", said.append)
+    mine = object.__new__(ProcessRanks)
+    mine.rank, mine.size, mine._store = 0, 2, Store()
+    mine.heartbeat = heartbeat.Heartbeat(mine._store, 0, 2)
+    error = mine._not_connected(RuntimeError("Unable to find address for: nowhere"))
+    assert "Rank 0 can't be connected with the others: Unable to find address" in str(error)
+    assert mine._store.check([heartbeat.FAULT])
+    assert said == []

@@ -110,6 +110,12 @@ def test_a_file_with_a_wrong_setting_is_refused_by_its_key(tmp_path, change, key
     assert "cluster.yaml" in str(caught.value)
 
 
+def test_an_empty_file_is_told_what_a_cluster_needs(tmp_path):
+    (tmp_path / "cluster.yaml").touch()
+    with pytest.raises(ConfigError, match="at least `accelerator:`"):
+        read_cluster(str(tmp_path / "cluster.yaml"))
+
+
 # ---------------------------------------------------------------------------------------------------------- collectives
 
 
