@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     from rlhf.rollout.local import LocalEngine
 
 
+AS_WRITTEN = (
+    "note: prompts from standard input are taken as they stand, and this model has a chat template. For answers in a conversation give a file "
+    'of rows such as {"prompt": [{"role": "user", "content": "..."}]}.'
+)
+
+
 def generate(
     model: Annotated[
         str, typer.Argument(help="Model folder, stage of a run or hub name; `embedded` for the built-in one.")
     ],
     prompts: Annotated[
-        str | None, typer.Argument(help="A data file with prompts; without it, one prompt a line from standard input.")
+        str | None,
+        typer.Argument(
+            help="A data file with prompts; without it, one prompt a line from standard input, as it stands, without a chat template."
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Completions for each prompt.", min=1)] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion in tokens.", min=1)] = 64,
@@ -84,6 +93,8 @@ def generate(
         engine = _engine(policy, draft, draft_tokens=draft_tokens, keeps=keeps, compiled=compiled)
     source: Any = prompts if prompts is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     rows = list(GRPODataset(source, policy.tokenizer, limit=limit))
+    if prompts is None and getattr(policy.tokenizer, "chat_template", None):
+        print(AS_WRITTEN, file=sys.stderr)
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     rows = [replace(row, id=name) for row, name in zip(rows, _names(rows), strict=True)]  # samples are drawn by the id
     if config is not None:

@@ -65,9 +65,12 @@ class Heartbeat:
                     return
         except (
             RuntimeError
-        ):  # the connection to the store was closed: collectives notice it, but connecting to ranks does not
+        ):  # the store is gone with its process: collectives notice that, connecting to ranks does not
             if not (self.connected.is_set() or self._closed.is_set()):
-                _end("Rank 0 ended before the ranks were connected; what it said, or its launcher, tells why.")
+                _end(
+                    "The store of the ranks was closed before they were connected; what rank 0 or its launcher said tells why. Where it is the "
+                    "network, GLOO_SOCKET_IFNAME names the interface (docs/ranks.md)."
+                )
 
     def _look(self) -> bool:
         """One beat; whether a rank has said why it failed."""

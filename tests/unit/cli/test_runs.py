@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -206,6 +207,16 @@ def test_samples_depend_on_the_printed_id_and_not_on_the_file(call, tmp_path):
     )
     assert sorted(one) == sorted(two)
     assert len(set(one)) == 4
+
+
+def test_prompts_that_are_typed_are_said_to_skip_the_chat_template(call, tmp_path, monkeypatch):
+    (tmp_path / "typed.jsonl").write_text('{"prompt": "What is"}\n')
+    options = ("--max-new-tokens", 1, "--device", "cpu")
+    assert "chat template" not in call("generate", "embedded", tmp_path / "typed.jsonl", *options)[2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is\n"))
+    code, out, err = call("generate", "embedded", *options)
+    assert (code, json.loads(out)["prompt"]) == (0, "What is")
+    assert "chat template" in err
 
 
 def test_a_comparison_begins_with_the_results_and_keeps_the_last_step_for_all(call, done, recipe, tmp_path):
