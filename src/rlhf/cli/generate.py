@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 AS_WRITTEN = (
-    "note: prompts from standard input are taken as they stand, and this model has a chat template. For answers in a conversation give a file "
+    "note: prompts from standard input are used as written, and this model has a chat template. For answers in a conversation give a file "
     'of rows such as {"prompt": [{"role": "user", "content": "..."}]}.'
 )
 
@@ -36,7 +36,7 @@ def generate(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            help="A data file with prompts; without it, one prompt a line from standard input, as it stands, without a chat template."
+            help="A data file with prompts; without it, one prompt a line from standard input, used as written, without a chat template."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Completions for each prompt.", min=1)] = 1,

@@ -40,7 +40,7 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     "replicas": "Each pool has its own: pools.engines.replicas.",
     "pools": "Pools are of Ray's actors: `launcher: ray`.",
-    "launch": "The file of --launch holds what stands below `launch:` in a recipe, without that line.",
+    "launch": "The file of --launch holds what is below `launch:` in a recipe, without that line.",
 }
 """Keys that people look for -> where what they want is said."""
 
