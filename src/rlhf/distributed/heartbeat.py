@@ -63,9 +63,8 @@ class Heartbeat:
             while not self._closed.wait(BEAT_SECONDS):
                 if self._look():
                     return
-        except (
-            RuntimeError
-        ):  # the store is gone with its process: collectives notice that, connecting to ranks does not
+        except RuntimeError:
+            # The store is gone with its process. Collectives notice that, and connecting to ranks does not.
             if not (self.connected.is_set() or self._closed.is_set()):
                 _end(
                     "The store of the ranks was closed before they were connected; what rank 0 or its launcher said tells why. Where it is the "

@@ -96,8 +96,6 @@ class ProcessRanks(Ranks):
     """
 
     def __init__(self, launch: Launch) -> None:
-        import torch.distributed as dist
-        from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
         os.environ.update(MASTER_ADDR=launch.address, MASTER_PORT=str(launch.port))
@@ -105,6 +103,21 @@ class ProcessRanks(Ranks):
         meeting = rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=TIMEOUT)
         self._store, _, _ = next(iter(meeting))
         self.heartbeat = Heartbeat(self._store, self.rank, self.size)
+        try:
+            self._connect(launch)
+        except BaseException:
+            self.heartbeat.close()
+            raise
+        self.heartbeat.connected.set()
+        self._orders = 0
+        self._own_fault: BaseException | None = None
+        """What this rank failed of."""
+
+    def _connect(self, launch: Launch) -> None:
+        """Find this rank's GPU and connect it with the other ranks."""
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
+
         self._find_gpu(launch.local_rank)
         if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(launch.address, launch.port)):
             os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -118,10 +131,6 @@ class ProcessRanks(Ranks):
             )
         except RuntimeError as err:
             raise self._not_connected(err) from err
-        self.heartbeat.connected.set()
-        self._orders = 0
-        self._own_fault: BaseException | None = None
-        """What this rank failed of."""
 
     def _not_connected(self, err: RuntimeError) -> ConfigError:
         """Say it to the others, too, who wait for this rank."""

@@ -164,7 +164,7 @@ class ModelMerger:
                 delete(aside)
                 raise
             except BaseException as err:
-                if not isinstance(err, Exception):  # Ctrl-C: whoever prints it shows the note
+                if not isinstance(err, Exception):  # Ctrl-C, whose note the command line prints
                     err.add_note(
                         f"Files of weights that were finished are kept in {aside}: the same merge goes on from there. To give it up, delete "
                         "that folder."

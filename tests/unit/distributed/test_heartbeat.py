@@ -101,3 +101,23 @@ def test_a_rank_that_can_not_connect_raises_its_error_and_is_not_ended_by_its_ow
     assert "Rank 0 can't be connected with the others: Unable to find address" in str(error)
     assert mine._store.check([heartbeat.FAULT])
     assert said == []
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_store_that_is_closed_ends_a_rank_only_before_it_is_connected(connected, monkeypatch):
+    class Closed(Store):
+        def add(self, key: str, amount: int) -> int:
+            raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.2)
+    said: list[str] = []
+    monkeypatch.setattr(heartbeat, "_end", said.append)
+    beating = heartbeat.Heartbeat(Closed(), 1, 2)
+    if connected:
+        beating.connected.set()
+    try:
+        beating._threads[0].join(30)
+        assert not beating._threads[0].is_alive()
+        assert ["GLOO_SOCKET_IFNAME" in each for each in said] == ([] if connected else [True])
+    finally:
+        beating.close()
