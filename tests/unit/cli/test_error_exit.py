@@ -196,6 +196,24 @@ def test_a_signal_where_there_is_nothing_to_save(number, monkeypatch, capsys):
     assert signal.getsignal(number) == before
 
 
+def test_what_is_kept_after_a_signal_is_told(monkeypatch, capsys):
+    def waiting() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except BaseException as err:
+            err.add_note("Files are kept in .out.merging.")
+            raise
+
+    monkeypatch.setattr(cli, "app", waiting)
+    monkeypatch.setattr(sys, "argv", ["rlhf", "merge", "merge.yaml"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().err
+    assert "Files are kept in .out.merging." in said
+    assert "nothing to save" not in said
+
+
 def test_a_signal_while_an_error_is_printed_does_not_hide_it(monkeypatch, capsys):
     before, told = signal.getsignal(signal.SIGTERM), Console.print
 

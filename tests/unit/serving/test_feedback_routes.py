@@ -200,16 +200,18 @@ def test_a_store_that_fails_answers_503_and_completions_go_on(site, store, monke
     assert "rlhf:completions_not_kept_total 1.0" in site.get("/metrics").text
 
 
-def test_forgetting_a_user_takes_their_completions_and_all_that_was_said_of_them(site, store):
-    mine, other = answer(site, user="cem"), answer(site, user="dana")
-    event_of(store, say(site, "g1", "thumbs", mine["id"], up=True))
-    event_of(store, say(site, "g2", "thumbs", mine["id"], up=False, user="somebody"))  # it carries cem's texts, too
-    kept = event_of(store, say(site, "g3", "thumbs", other["id"], up=True))
+@pytest.mark.parametrize("key", ["user", "safety_identifier"])
+def test_forgetting_a_user_takes_their_completions_and_all_that_was_said_of_them(site, store, key):
+    mine, other = answer(site, **{key: "cem"}), answer(site, **{key: "dana"})
+    first, second = f"{key}-1", f"{key}-2"
+    event_of(store, say(site, first, "thumbs", mine["id"], up=True))
+    event_of(store, say(site, second, "thumbs", mine["id"], up=False, user="somebody"))  # it carries cem's texts, too
+    kept = event_of(store, say(site, f"{key}-3", "thumbs", other["id"], up=True))
     found = forget(store, "cem")
     assert (len(found.held.completions), len(found.held.events)) == (1, 2)
     assert served_completion(store.engine, mine["id"], 0, program="serve") is None
     assert kept.number in {event.number for event in store.events()}
-    assert not {"g1", "g2"} & {event.key for event in store.events()}
+    assert not {first, second} & {event.key for event in store.events()}
 
 
 def test_completions_that_are_too_old_are_deleted_and_their_events_stay(site, store):
